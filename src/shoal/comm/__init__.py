@@ -1,0 +1,1 @@
+"""Ranks talking to each other: groups, transports, the canonical sum, and how a job ends."""

@@ -1,0 +1,1 @@
+"""Data sets, the endless sample order, and batches."""

@@ -1,0 +1,1 @@
+"""The learner schedule, the master that carries it out, and where ranks come from."""

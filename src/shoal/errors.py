@@ -1,0 +1,37 @@
+"""What can go wrong, and the exit status that says so.
+
+0 done, 2 bad input, 75 try again, 99 stopped on request; anything else is an error of the program.
+An InputError's text is one sentence that names the thing, its value, the rule and the way out.
+"""
+
+from __future__ import annotations
+
+DONE = 0
+ERROR = 1
+BAD_INPUT = 2
+TRY_AGAIN = 75
+STOPPED = 99
+
+
+class ShoalError(Exception):
+    """The root of shoal's exceptions; `status` is the exit status the run ends with."""
+
+    status = ERROR
+
+
+class InputError(ShoalError):
+    """The user's input cannot be used; nothing was trained or overwritten because of it."""
+
+    status = BAD_INPUT
+
+
+class DeadlineError(ShoalError):
+    """A wait passed its deadline; the text names the world ranks that are missing."""
+
+    status = TRY_AGAIN
+
+
+class LeaseError(ShoalError):
+    """Another process holds, or has taken over, the run directory."""
+
+    status = TRY_AGAIN

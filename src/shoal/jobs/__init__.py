@@ -1,0 +1,1 @@
+"""Starting jobs: the launcher and sweeps."""

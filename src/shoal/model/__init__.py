@@ -1,0 +1,1 @@
+"""Networks on flat buffers: layers, nets, losses and gradients."""

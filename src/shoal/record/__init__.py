@@ -1,0 +1,1 @@
+"""What a run leaves behind: its log, its checkpoints, its progress line."""

@@ -1,0 +1,1 @@
+"""Reading runs: plots, comparisons, exports."""
