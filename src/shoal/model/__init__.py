@@ -1,1 +1,31 @@
 """Networks on flat buffers: layers, nets, losses and gradients."""
+
+from shoal.model.convolution import Conv2d
+from shoal.model.flat import FlatBuffer, Layout, Tensor
+from shoal.model.gradient import Model, check_fit
+from shoal.model.layer import Layer
+from shoal.model.layers import Flatten, Linear, ReLU, Residual, Sequential, Sigmoid
+from shoal.model.nets import build
+from shoal.model.normalisation import BatchNorm
+from shoal.model.pooling import AveragePool, GlobalPool, MaxPool
+
+__all__ = [
+    "AveragePool",
+    "BatchNorm",
+    "Conv2d",
+    "FlatBuffer",
+    "Flatten",
+    "GlobalPool",
+    "Layer",
+    "Layout",
+    "Linear",
+    "MaxPool",
+    "Model",
+    "ReLU",
+    "Residual",
+    "Sequential",
+    "Sigmoid",
+    "Tensor",
+    "build",
+    "check_fit",
+]

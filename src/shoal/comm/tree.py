@@ -1,0 +1,104 @@
+"""The canonical sum: one fixed binary tree over the learners, whichever ranks host them.
+
+Vertex (h, i) covers learners [i*2^h, (i+1)*2^h) and is left + right; a missing right side adds nothing. A
+rank adds the learners of its own contiguous block as far as whole subtrees go, and the rest of the tree is
+walked over the parts of all ranks. Every addition is one that the tree contains, so the bits of the result
+do not depend on how the learners are dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from shoal.backend import Array, Backend
+
+Vertex = tuple[int, int]
+T = TypeVar("T")
+
+
+def blocks(learners: int, ranks: int) -> list[range]:
+    """The learners of each rank: contiguous blocks of ceil(P/ranks), as many as there are learners for."""
+    size = -(-learners // ranks)
+    return [range(start, min(start + size, learners)) for start in range(0, learners, size)]
+
+
+def cover(block: range) -> list[Vertex]:
+    """The fewest whole subtrees that cover a block, left to right."""
+    stack: list[Vertex] = []
+    for learner in block:
+        push(stack, (0, learner), lambda left, _: (left[0] + 1, left[1] // 2), lambda vertex: vertex)
+    return stack
+
+
+def push(stack: list[T], item: T, join: Callable[[T, T], T], vertex: Callable[[T], Vertex]) -> None:
+    """Append the next subtree to the right, then join siblings for as long as the last two are siblings."""
+    stack.append(item)
+    while len(stack) > 1:
+        (height, left), (height_right, right) = vertex(stack[-2]), vertex(stack[-1])
+        if height != height_right or left % 2 or right != left + 1:
+            return
+        last = stack.pop()
+        stack[-1] = join(stack[-1], last)
+
+
+def sum_scalars(values: Sequence[float]) -> float:
+    """The canonical sum of one number per learner."""
+    stack: list[tuple[Vertex, float]] = []
+    for learner, value in enumerate(values):
+        push(stack, ((0, learner), value), _join_scalars, lambda item: item[0])
+    total = stack.pop()[1]
+    while stack:
+        total = stack.pop()[1] + total
+    return total
+
+
+def _join_scalars(left: tuple[Vertex, float], right: tuple[Vertex, float]) -> tuple[Vertex, float]:
+    (height, index), value = left
+    return (height + 1, index // 2), value + right[1]
+
+
+class SubtreeSums:
+    """Adds arrays, given in the order of their vertices, into the fewest whole subtrees.
+
+    Holds the few arrays that are open at a time and reuses them; `slot` is where the next one is to be written.
+    """
+
+    def __init__(self, backend: Backend, size: int, dtype: Any) -> None:
+        self._backend, self._size, self._dtype = backend, size, dtype
+        self._free: list[Array] = []
+        self._stack: list[tuple[Vertex, Array]] = []
+
+    def start(self) -> None:
+        """Forget what was summed."""
+        self._free.extend(array for _, array in self._stack)
+        self._stack.clear()
+
+    def slot(self) -> Array:
+        """An array for the next `add`; its contents are old."""
+        if not self._free:
+            self._free.append(self._backend.empty(self._size, self._dtype))
+        return self._free[-1]
+
+    def add(self, vertex: Vertex) -> None:
+        """Take what was written into `slot` as the sum of `vertex`."""
+        push(self._stack, (vertex, self._free.pop()), self._join, lambda item: item[0])
+
+    def parts(self) -> list[Array]:
+        """The sums of the subtrees that cover what was added, left to right."""
+        return [array for _, array in self._stack]
+
+    def total(self) -> Array:
+        """The root: joins what is left from the right (a missing right side adds nothing)."""
+        while len(self._stack) > 1:
+            _, last = self._stack.pop()
+            _, left = self._stack[-1]
+            self._backend.xp.add(left, last, out=left)
+            self._free.append(last)
+        return self._stack[0][1]
+
+    def _join(self, left: tuple[Vertex, Array], right: tuple[Vertex, Array]) -> tuple[Vertex, Array]:
+        (height, index), array = left
+        self._backend.xp.add(array, right[1], out=array)
+        self._free.append(right[1])
+        return (height + 1, index // 2), array

@@ -1,0 +1,44 @@
+"""The one way to wait for another rank: poll, give the core away, and end at a deadline with names."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.errors import DeadlineError
+
+_SPINS = 200
+_YIELD_S = 200e-6
+_LONGEST_SLEEP_S = 500e-6
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """How long to wait, and whether the node has more ranks than cores (`crowded`: then never spin)."""
+
+    timeout_s: float
+    crowded: bool
+
+    def until(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
+        """Return when `done()`; `done` also drives the progress of what it tests.
+
+        Raises DeadlineError with the text of `missing()`, which names who or what did not come.
+        """
+        spins = 0 if self.crowded else _SPINS
+        start = time.perf_counter()
+        while not done():
+            if spins:
+                spins -= 1
+                continue
+            waited_s = time.perf_counter() - start
+            if waited_s > self.timeout_s:
+                raise DeadlineError(
+                    f"waited {waited_s:.0f} s for {missing()}, which did not come; look at what it is doing, "
+                    "or raise run.timeout_s if it was only slow"
+                )
+            if waited_s < _YIELD_S:
+                os.sched_yield()
+            else:
+                time.sleep(min(_LONGEST_SLEEP_S, waited_s / 20))

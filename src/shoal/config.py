@@ -1,0 +1,338 @@
+"""The typed TOML config: read, overridden, checked and written in one place, once, before anything starts.
+
+A Config is frozen; every key has a default, a type and a range, and an unknown key is refused. What a
+schedule or a data set means is checked by the room that knows it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shoal.errors import InputError
+
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(gt=0)]
+
+
+class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Data(_Section, frozen=True):
+    """[data]: which set, and where."""
+
+    set: str = "digits"
+    """digits | digits-noisy | cifar10 | hdf5 | synthetic"""
+    root: str | None = None
+    """cifar10: the folder; hdf5: the file"""
+    noise: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """digits-noisy: the share of training labels that is randomised"""
+    validation: Share = 0.0
+    """the share of the training set held out for targets and early stopping"""
+    shape: tuple[Positive, ...] = (8, 8, 1)
+    """synthetic: shape of one sample, (height, width, channels) or (features,)"""
+    classes: Annotated[int, Meta(ge=2)] | None = None
+    """synthetic, hdf5: number of classes; left out: 10, and as many as the training labels have"""
+    train: Positive = 1024
+    """synthetic: number of training samples"""
+    test: Positive = 256
+    """synthetic: number of test samples"""
+
+
+class Model(_Section, frozen=True):
+    """[model]: the net and its loss."""
+
+    net: str = "convnet-s"
+    """mlp | convnet-s"""
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """cross-entropy for labels, mse for regression targets"""
+    hidden: tuple[Positive, ...] = (64,)
+    """mlp: widths of the hidden layers"""
+    width: Positive = 16
+    """convnet-s: channels of the first convolution"""
+    batchnorm: bool = False
+    """convnet-s: batch norm after each convolution"""
+
+
+class Train(_Section, frozen=True):
+    """[train]: how long, and the local steps."""
+
+    epochs: Rate = 10.0
+    """training ends at the first reduction at or after this many epochs"""
+    batch: Positive = 8
+    """samples of one learner's step; with batch_mode = "global", of all learners together"""
+    batch_mode: Literal["per_learner", "global"] = "per_learner"
+    """per_learner: P*B grows with P; global: P*B stays at `batch`"""
+    local_momentum: Share = 0.0
+    """beta of m <- beta*m + g"""
+    nesterov: bool = False
+    """w <- w - rate*(g + beta*m) instead of w - rate*m"""
+    local_momentum_at_reduction: Literal["reset", "average"] = "reset"
+    """what happens to the learners' m at a reduction, for K > 1"""
+    weight_decay: Amount = 0.0
+    """g <- g + weight_decay * w"""
+    decay_norms: bool = False
+    """weight decay on biases and norms too"""
+    batchnorm_eval: Literal["running", "recalibrate"] = "running"
+    """statistics used in evaluation: the averaged running ones, or fresh ones through the anchor"""
+    target_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """stop when validation accuracy reaches this; 0 is off"""
+    patience: Amount = 0.0
+    """stop after this many epochs without a better validation accuracy; 0 is off"""
+
+
+class Stage(_Section, frozen=True):
+    """One table of learners.schedule: from `at` on, so many learners, and what else changes there."""
+
+    at: float | str
+    learners: Positive
+    steps: Positive | None = None
+    momentum: Share | None = None
+    batch: Positive | None = None
+
+
+class Learners(_Section, frozen=True):
+    """[learners]: the schedule."""
+
+    schedule: str | tuple[Stage, ...] = "0:1"
+    """ "epoch:learners, ..." (an epoch may be a fraction, or "30%" of the whole), a list of tables, or a preset"""
+    p: Positive = 2
+    """presets paper-I .. paper-V: the small number of learners"""
+    r: Positive = 4
+    """presets: large over small"""
+
+
+class Averaging(_Section, frozen=True):
+    """[averaging]: K, mu and the form of the velocity. mu = 0 is K-AVG."""
+
+    steps: Positive = 1
+    """K: local steps between two reductions"""
+    momentum: Share = 0.0
+    """mu: the reduction momentum"""
+    velocity: Literal["displacement", "per_rate"] = "displacement"
+    """displacement: v <- mu*v + d; per_rate (SlowMo's buffer): v <- mu*v + d/rate"""
+
+
+class LearningRate(_Section, frozen=True):
+    """[learning_rate]: a pure function of the position and of the stages before it."""
+
+    base: Rate = 0.1
+    """the rate before decay, warm-up and scaling"""
+    decay: Literal["constant", "cosine", "polynomial"] | tuple[tuple[Amount, Rate], ...] = "constant"
+    """[[epoch, factor], ...], "cosine", "polynomial" or "constant" """
+    floor: Share = 0.0
+    """cosine and polynomial: the share of `base` that is left at the end"""
+    power: Rate = 1.0
+    """polynomial: (1 - progress)^power"""
+    warmup_epochs: Amount = 0.0
+    """linear warm-up at the start"""
+    growth_warmup_epochs: Amount = 0.0
+    """after a growth the scaling factor ramps over this many epochs"""
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    """times 1, P/base_learners, or its root"""
+    base_learners: Positive = 1
+    """the P at which scaling is 1"""
+
+
+class Run(_Section, frozen=True):
+    """[run]: how it is carried out. Nothing here but `reproducible` and `threads` may change a result."""
+
+    backend: Literal["numpy"] = "numpy"
+    """where tensors live"""
+    threads: Positive = 1
+    """BLAS threads of each rank"""
+    reproducible: bool = True
+    """sum over learners in the canonical order: the same bits at any number of ranks"""
+    timeout_s: Rate = 300.0
+    """every wait for other ranks ends with an error after this long"""
+    checkpoint_epochs: Amount = 1.0
+    """a checkpoint every so many epochs; 0: only at the end or on a stop"""
+    keep: Positive = 2
+    """checkpoints kept"""
+
+
+class Config(_Section, frozen=True):
+    """One run."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = "run"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    learners: Learners = Learners()
+    averaging: Averaging = Averaging()
+    learning_rate: LearningRate = LearningRate()
+    run: Run = Run()
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """The config in a TOML file, with `section.key=value` overrides. Raises InputError."""
+    tree = read_toml(path)
+    for text in overrides:
+        override(tree, text)
+    return from_tree(tree, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises InputError."""
+    try:
+        return _parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"config {path} cannot be read ({error.strerror}); name an existing TOML file") from None
+    except ValueError as error:
+        raise InputError(f"config {path} is not valid TOML: {error}; correct that line") from None
+
+
+def override(tree: dict[str, Any], text: str) -> None:
+    """Put `section.key=value` into `tree`; the value is TOML, or else a plain string. Mutates `tree`."""
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InputError(f"--set {text} must have the form section.key=value, e.g. averaging.momentum=0.5")
+    try:
+        parsed = _parse(f"value = {value}")["value"]
+    except ValueError:
+        parsed = value.strip()
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"--set {text} goes through {key}, which is a value; name a key of a section")
+    tree[keys[-1]] = parsed
+
+
+def from_tree(tree: Mapping[str, Any], source: str) -> Config:
+    """A checked Config from nested dicts; `source` names it in errors. Raises InputError."""
+    try:
+        config = msgspec.convert(dict(tree), Config, strict=True)
+    except msgspec.ValidationError as error:
+        raise InputError(_explain(str(error), tree, source)) from None
+    _check_finite(msgspec.to_builtins(config), (), source)
+    _check(config, source)
+    return config
+
+
+def dump(config: Config) -> str:
+    """The config as TOML with every key resolved; `load` reads it back to an equal Config."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
+
+
+def differences(left: Config, right: Config) -> list[str]:
+    """The keys, as `section.key`, that differ and change the result; the name and most of [run] do not."""
+    found = []
+    for section in Config.__struct_fields__:
+        a, b = getattr(left, section), getattr(right, section)
+        if section == "name" or a == b:
+            continue
+        if not isinstance(a, Struct):
+            found.append(section)
+            continue
+        for key in a.__struct_fields__:
+            free = section == "run" and key not in ("reproducible", "threads")
+            if getattr(a, key) != getattr(b, key) and not free:
+                found.append(f"{section}.{key}")
+    return found
+
+
+def _parse(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _without_none(value) for key, value in tree.items() if value is not None}
+    if isinstance(tree, (list, tuple)):
+        return [_without_none(value) for value in tree]
+    return tree
+
+
+def _check_finite(value: Any, path: tuple[str, ...], source: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{source}: {'.'.join(path)} = {value} is not a finite number; give one")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, item in items:
+        _check_finite(item, (*path, str(key)), source)
+
+
+def _check(config: Config, source: str) -> None:
+    """The rules that tie keys together."""
+    train, rate = config.train, config.learning_rate
+    needs_validation = [key for key in ("target_accuracy", "patience") if getattr(train, key)]
+    for broken, sentence in (
+        (
+            needs_validation and not config.data.validation,
+            f"train.{''.join(needs_validation[:1])} reads the validation set, and data.validation is 0; "
+            "hold out a share of the training set, e.g. data.validation = 0.1",
+        ),
+        (
+            train.nesterov and not train.local_momentum,
+            "train.nesterov is true but train.local_momentum is 0; give a local momentum, or drop nesterov",
+        ),
+        (
+            rate.growth_warmup_epochs and rate.scaling == "none",
+            f"learning_rate.growth_warmup_epochs is {rate.growth_warmup_epochs:g} but learning_rate.scaling is "
+            '"none", so there is nothing to ramp; set scaling to linear or sqrt, or growth_warmup_epochs to 0',
+        ),
+    ):
+        if broken:
+            raise InputError(f"{source}: {sentence}")
+
+
+def _explain(message: str, tree: Mapping[str, Any], source: str) -> str:
+    """msgspec's message as a sentence with the value and the way out."""
+    rule, _, where = message.partition(" - at `$")
+    path = [part for part in re.split(r"[.\[\]`]+", where) if part]
+    if unknown := re.search(r"unknown field `(.*)`", rule):
+        return _explain_unknown(unknown[1], path, source)
+    value: Any = tree
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else _item(value, part)
+    name = ".".join(path) or "the config"
+    if missing := re.search(r"missing required field `(.*)`", rule):
+        return f"{source}: {name} has no `{missing[1]}`, which it needs; add it"
+    rule = re.sub(r"`", "", rule.replace("Expected `", "expected `")).replace("Invalid enum value", "invalid value")
+    if choices := _choices(path):
+        rule += f" (known: {', '.join(choices)})"
+    return f"{source}: {name} = {value!r} cannot be used: {rule}; change it there or with --set {name}=..."
+
+
+def _item(value: Any, part: str) -> Any:
+    return value[int(part)] if isinstance(value, (list, tuple)) and part.isdigit() else value
+
+
+def _explain_unknown(key: str, path: list[str], source: str) -> str:
+    section: Any = Config
+    for part in path:
+        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, Stage)
+        section = section if isinstance(section, type) and issubclass(section, Struct) else Stage
+    known = list(section.__struct_fields__)
+    close = difflib.get_close_matches(key, known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    return f"{source}: {'.'.join([*path, key])} is not a known key; {hint}"
+
+
+def _choices(path: list[str]) -> list[str]:
+    """The allowed words of a Literal field."""
+    section: Any = Config
+    for part in path:
+        if not (isinstance(section, type) and issubclass(section, Struct)):
+            return []
+        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part)
+    arguments = getattr(section, "__args__", ())
+    return [a for a in arguments if isinstance(a, str)]

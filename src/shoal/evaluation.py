@@ -1,0 +1,52 @@
+"""Evaluation: loss and accuracy of the anchor, each sample counted once, the same bits at any number of ranks.
+
+A set is cut into fixed chunks of sample indices (a matrix product over another number of rows gives other
+bits). All living ranks take part, reserves too; the chunks' float64 sums are added in one fixed tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.comm.collectives import gather
+from shoal.comm.tree import sum_scalars
+from shoal.comm.world import World
+from shoal.data.batches import Batches
+from shoal.data.keyed import permutation
+from shoal.data.sets import DataSet, Split
+from shoal.model.gradient import Model
+
+CHUNK = 64
+_RECALIBRATION_CHUNKS = 8
+
+Scores = dict[str, dict[str, float]]
+
+
+def evaluate(world: World, model: Model, batches: Batches, data: DataSet) -> Scores:
+    """{"test": {"accuracy", "loss"}, "validation": ...} of the model's bound weights, on the master.
+
+    Collective over the world; the weights are the same on all ranks. Elsewhere the result is incomplete.
+    """
+    splits: dict[str, Split] = {"test": data.test}
+    if data.validation is not None:
+        splits["validation"] = data.validation
+    chunks = [(name, start) for name, split in splits.items() for start in range(0, len(split), CHUNK)]
+    mine = np.zeros((-(-len(chunks) // world.size), 2))
+    for i, (name, start) in enumerate(chunks[world.rank :: world.size]):
+        x, y = batches.chunk(splits[name], start, min(start + CHUNK, len(splits[name])))
+        mine[i] = model.evaluate(x, y)
+    rows = gather(world.transport, mine.reshape(-1)).reshape(world.size, -1, 2)
+    sums = {chunk: rows[i % world.size, i // world.size] for i, chunk in enumerate(chunks)}
+    return {name: _score(len(split), [sums[c] for c in chunks if c[0] == name]) for name, split in splits.items()}
+
+
+def recalibrate(model: Model, batches: Batches, samples: int, seed: int) -> None:
+    """Fresh batch-norm statistics through the bound weights, from a fixed, keyed set of training samples."""
+    chosen = permutation(seed, "recalibration", 0, samples)[: CHUNK * _RECALIBRATION_CHUNKS]
+    whole = max(CHUNK, len(chosen) // CHUNK * CHUNK)
+    model.recalibrate(batches.chosen(chosen[i : i + CHUNK])[0] for i in range(0, whole, CHUNK))
+
+
+def _score(samples: int, chunks: list[np.ndarray]) -> dict[str, float]:
+    loss = sum_scalars([float(chunk[0]) for chunk in chunks]) / samples
+    return {"accuracy": sum(int(chunk[1]) for chunk in chunks) / samples, "loss": loss}

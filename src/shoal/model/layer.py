@@ -1,0 +1,161 @@
+"""What every layer is: a step of the forward pass that can also be walked backwards.
+
+A layer is first a description: it knows its sizes and declares its tensors. A Model then names it, gives it
+memory (`prepare`) and views of the flat weights and gradients (`bind`). Arrays are NHWC with the batch
+first; shapes of samples have no batch axis. The rules that keep a net right and free of allocation:
+
+- a layer never writes into an array it was handed, only into its own scratch;
+- what it returns is valid until its next call with the same shape;
+- `backward` belongs to the last `forward`, and overwrites the gradients of its tensors.
+
+To write a layer of your own, derive from Layer as ReLU in layers.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
+
+from shoal.backend import Array, Backend
+from shoal.errors import InputError
+from shoal.model.flat import Shape, Tensor
+
+Kept = TypeVar("Kept")
+
+
+class Scratch:
+    """Aligned working memory that is made at first use and then reused: `scratch(what, shape)`.
+
+    Calls with the same `what` and shape return the same array. `fill` sets the values once, when the array
+    is made; without it they are arbitrary. `keep` does the same for whatever `make` returns, such as views.
+    A copy of a Scratch is an empty one.
+    """
+
+    def __init__(self, backend: Backend, dtype: Any) -> None:
+        self.backend = backend
+        self.dtype = dtype
+        self._arrays: dict[tuple[str, Shape], Array] = {}
+        self._kept: dict[tuple[str, Shape], Any] = {}
+
+    def __call__(self, what: str, shape: Shape, dtype: Any = None, fill: float | None = None) -> Array:
+        found = self._arrays.get((what, shape))
+        if found is None:
+            found = self.backend.empty(shape, self.dtype if dtype is None else dtype)
+            if fill is not None:
+                found.fill(fill)
+            self._arrays[what, shape] = found
+        return found
+
+    def keep(self, what: str, shape: Shape, make: Callable[[Shape], Kept]) -> Kept:
+        """`make(shape)`, made once."""
+        found: Kept | None = self._kept.get((what, shape))
+        if found is None:
+            found = self._kept[what, shape] = make(shape)
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory held now."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Scratch:
+        return Scratch(self.backend, self.dtype)
+
+
+class Layer:
+    """The base of all layers; see the module's text for the rules.
+
+    `name` is the layer's place in the net, as "2" or "3.body.0". After `prepare`: `xp` and `scratch`. After
+    `bind`: `values` and `gradients`, views by the tensors' own names.
+    """
+
+    name = ""
+    xp: ModuleType
+    scratch: Scratch
+    values: Mapping[str, Array]
+    gradients: Mapping[str, Array]
+
+    @property
+    def children(self) -> Mapping[str, Layer]:
+        """The layers inside this one, by name."""
+        return {}
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """This layer's own tensors (not its children's), with names of their own as "weight"."""
+        return ()
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of one output sample; InputError where samples of `input_shape` do not fit."""
+        return input_shape
+
+    def forward(self, x: Array, training: bool) -> Array:
+        """The outputs for the batch `x`."""
+        raise NotImplementedError
+
+    def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
+        """From the loss's gradient by the outputs: writes that by the tensors, returns that by the inputs.
+
+        `want_dx` False says that nobody needs the latter; then None may be returned.
+        """
+        raise NotImplementedError
+
+    def prepare(self, backend: Backend, dtype: Any) -> None:
+        """Take fresh scratch memory of `dtype`, here and in all children."""
+        for layer in self.walk():
+            layer.xp = backend.xp
+            layer.scratch = Scratch(backend, dtype)
+
+    def bind(self, values: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        """Take views of this layer's own tensors; a gradient has no statistics."""
+        self.values = values
+        self.gradients = gradients
+
+    def walk(self) -> Iterator[Layer]:
+        """This layer and all within it, in the order of the net."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def rename(self, name: str) -> None:
+        """Give this layer and all within it their names, from `name` down."""
+        self.name = name
+        for key, child in self.children.items():
+            child.rename(f"{name}.{key}" if name else key)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether anything here or within has a gradient."""
+        return any(tensor.kind != "statistic" for layer in self.walk() for tensor in layer.tensors())
+
+    def details(self) -> str:
+        """The arguments shown by repr."""
+        return ", ".join(repr(child) for child in self.children.values())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.details()})"
+
+    @property
+    def title(self) -> str:
+        """The layer in an error message: its name in the net, if it has one, and its sizes."""
+        return f"{self.name} {self!r}".strip()
+
+    def refuse(self, shape: Shape, rule: str) -> NoReturn:
+        """Raise the InputError of a shape that does not fit."""
+        raise InputError(f"layer {self.title} does not fit samples of shape {shape}: {rule}")
+
+
+def check_layer(value: object, owner: str) -> None:
+    """InputError unless `value` is a layer; `owner` is the container it was put in."""
+    if isinstance(value, Layer):
+        return
+    if isinstance(value, type) and issubclass(value, Layer):
+        raise InputError(f"{owner} was given the class {value.__name__}: write {value.__name__}(...) to make it")
+    raise InputError(f"{owner} was given {value!r}, which is not a layer: put layers of shoal.model in it")
+
+
+def check_sizes(owner: str, least: int = 1, **sizes: object) -> None:
+    """InputError unless every size is a whole number of at least `least`."""
+    for what, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{owner} with {what}={value!r}: give a whole number of at least {least}")

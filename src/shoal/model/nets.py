@@ -1,0 +1,87 @@
+"""The nets that a config can name.
+
+    mlp          flatten, then a linear layer and ReLU for each width of `hidden`, then a linear layer
+    convnet-s    two 3x3 convolutions of `width` and 2 `width` channels, the second with stride 2, each with
+                 ReLU; max pooling down to 4 to 7 pixels a side; a linear layer
+
+With `batchnorm`, batch norm stands before each ReLU, and the layer before it has no bias. Bigger or other
+nets are made from the layers themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from shoal.errors import InputError
+from shoal.model.convolution import Conv2d
+from shoal.model.flat import Shape
+from shoal.model.layer import Layer, check_sizes
+from shoal.model.layers import Flatten, Linear, ReLU, Sequential
+from shoal.model.normalisation import BatchNorm
+from shoal.model.pooling import MaxPool
+
+DEFAULT_WIDTH = 16
+POOLED_SIDE = 4
+
+
+class NetOptions(Protocol):
+    """What `build` reads: the net's name, the mlp's hidden widths, the convnet's width (0: 16), batch norm."""
+
+    @property
+    def net(self) -> str: ...
+    @property
+    def hidden(self) -> Sequence[int]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def batchnorm(self) -> bool: ...
+
+
+def build(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
+    """The net that `options` name, for samples of `sample_shape` and this many outputs."""
+    builders: dict[str, Callable[[NetOptions, Shape, int], Sequential]] = {"mlp": _mlp, "convnet-s": _convnet_s}
+    if options.net not in builders:
+        near = difflib.get_close_matches(options.net, builders, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the nets are {', '.join(builders)}"
+        raise InputError(f"net {options.net!r} is not known: {hint}")
+    return builders[options.net](options, sample_shape, outputs)
+
+
+def _mlp(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
+    layers: list[Layer] = [Flatten()]
+    inputs = math.prod(sample_shape)
+    for width in options.hidden:
+        check_sizes("net mlp", hidden=width)
+        layers.append(Linear(inputs, width, bias=not options.batchnorm))
+        layers += _activation(width, options.batchnorm)
+        inputs = width
+    return Sequential(*layers, Linear(inputs, outputs))
+
+
+def _convnet_s(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
+    if len(sample_shape) != 3:
+        raise InputError(
+            f"net convnet-s takes images (height, width, channels), not samples of shape {sample_shape}: use net mlp"
+        )
+    check_sizes("net convnet-s", least=0, width=options.width)
+    channels, width = sample_shape[2], options.width or DEFAULT_WIDTH
+    bias = not options.batchnorm
+    layers = [
+        Conv2d(channels, width, 3, padding=1, bias=bias),
+        *_activation(width, options.batchnorm),
+        Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=bias),
+        *_activation(2 * width, options.batchnorm),
+    ]
+    height, breadth, _ = Sequential(*layers).output_shape(sample_shape)
+    size = min(height, breadth) // POOLED_SIDE
+    if size > 1:
+        layers.append(MaxPool(size))
+    layers.append(Flatten())
+    return Sequential(*layers, Linear(Sequential(*layers).output_shape(sample_shape)[0], outputs))
+
+
+def _activation(width: int, batchnorm: bool) -> list[Layer]:
+    return [BatchNorm(width), ReLU()] if batchnorm else [ReLU()]

@@ -1,0 +1,122 @@
+"""Pooling: the largest or the mean value of each channel over windows, or the mean over the whole image.
+
+A window that would reach beyond the image is left out, so samples (h, w, c) become (h', w', c) with
+h' = (h - size) // stride + 1. All windows are handled at once, one place within the window after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.backend import Array
+from shoal.model.flat import Shape
+from shoal.model.layer import Layer, check_sizes
+
+
+class _Windows(Layer):
+    """What max and average pooling share: the windows. `stride` is `size` where it is not given."""
+
+    def __init__(self, size: int, stride: int | None = None) -> None:
+        check_sizes(type(self).__name__, size=size, stride=size if stride is None else stride)
+        self.size = size
+        self.stride = size if stride is None else stride
+
+    def details(self) -> str:
+        return f"{self.size}, stride={self.stride}"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if len(input_shape) != 3:
+            self.refuse(input_shape, "it takes images, whose axes are height, width and channels")
+        height, width, channels = input_shape
+        if min(height, width) < self.size:
+            self.refuse(input_shape, "its window is larger than the image; use a smaller one")
+        return (self._outputs_along(height), self._outputs_along(width), channels)
+
+    def _outputs_along(self, side: int) -> int:
+        return (side - self.size) // self.stride + 1
+
+    def _outputs(self, x: Array) -> Array:
+        """Scratch memory for the outputs of x."""
+        batch, height, width, channels = x.shape
+        return self.scratch("y", (batch, self._outputs_along(height), self._outputs_along(width), channels))
+
+    def _places(self, x: Array) -> Iterator[Array]:
+        """For each place within the window, the view of x that holds that place of every window."""
+        rows = self.stride * (self._outputs_along(x.shape[1]) - 1) + 1
+        columns = self.stride * (self._outputs_along(x.shape[2]) - 1) + 1
+        for i in range(self.size):
+            for j in range(self.size):
+                yield x[:, i : i + rows : self.stride, j : j + columns : self.stride]
+
+
+class MaxPool(_Windows):
+    """The largest value of each window; its gradient goes to the first place that holds that value."""
+
+    def forward(self, x: Array, training: bool) -> Array:
+        self._x = x
+        self._y = y = self._outputs(x)
+        places = self._places(x)
+        self.xp.copyto(y, next(places))
+        for place in places:
+            self.xp.maximum(y, place, out=y)
+        return y
+
+    def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
+        xp = self.xp
+        dx = self.scratch("dx", self._x.shape)
+        dx.fill(0)
+        hit = self.scratch("hit", dy.shape, bool)
+        free = self.scratch("free", dy.shape, bool)
+        free.fill(True)
+        share = self.scratch("share", dy.shape)
+        for place, target in zip(self._places(self._x), self._places(dx), strict=True):
+            xp.equal(place, self._y, out=hit)
+            xp.logical_and(hit, free, out=hit)
+            xp.logical_xor(free, hit, out=free)
+            xp.copyto(share, hit)
+            xp.multiply(share, dy, out=share)
+            xp.add(target, share, out=target)
+        return dx
+
+
+class AveragePool(_Windows):
+    """The mean of each window."""
+
+    def forward(self, x: Array, training: bool) -> Array:
+        self._shape = x.shape
+        y = self._outputs(x)
+        places = self._places(x)
+        self.xp.copyto(y, next(places))
+        for place in places:
+            self.xp.add(y, place, out=y)
+        return self.xp.multiply(y, 1 / self.size**2, out=y)
+
+    def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
+        dx = self.scratch("dx", self._shape)
+        dx.fill(0)
+        share = self.xp.multiply(dy, 1 / self.size**2, out=self.scratch("share", dy.shape))
+        for target in self._places(dx):
+            self.xp.add(target, share, out=target)
+        return dx
+
+
+class GlobalPool(Layer):
+    """The mean of each channel over the image: samples (h, w, c) become (c,)."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if len(input_shape) != 3:
+            self.refuse(input_shape, "it takes images, whose axes are height, width and channels")
+        return input_shape[2:]
+
+    def forward(self, x: Array, training: bool) -> Array:
+        self._shape = batch, height, width, channels = x.shape
+        y = self.scratch("y", (batch, channels))
+        x.reshape(batch, height * width, channels).sum(axis=1, out=y)
+        return self.xp.multiply(y, 1 / (height * width), out=y)
+
+    def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
+        batch, height, width, channels = self._shape
+        dx = self.scratch("dx", self._shape)
+        flat = dx.reshape(batch, height * width, channels)
+        self.xp.multiply(dy[:, None, :], 1 / (height * width), out=flat)
+        return dx

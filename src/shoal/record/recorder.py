@@ -1,0 +1,141 @@
+"""The recorder: the one writer of a run directory, and the ear of every progress line and callback.
+
+    config.toml   the resolved config            run.jsonl   one event a line
+    checkpoint.h5 the newest state               DONE        written last, when the run is complete
+    lease         who writes here                stop        put there by anyone to stop the run
+
+Only the master has a recorder with a directory. Every other rank has one that records nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import config as configs
+from shoal.config import Config
+from shoal.errors import InputError
+from shoal.record import durable, runlog
+from shoal.record.checkpoint import CheckpointWriter, newest_loadable
+from shoal.record.lease import Lease
+
+OnEvent = Callable[[dict[str, Any]], None]
+Resumed = tuple[dict[str, np.ndarray], dict[str, Any]]
+"""arrays and meta of the checkpoint that a run goes on from"""
+
+_STOP_LOOK_S = 0.2
+_LEASE_WAIT_S = 15.0
+
+
+class Recorder:
+    """Records events to `listeners` and, with a directory, to its log; saves checkpoints there.
+
+    Opening with a directory takes its lease. Raises InputError if the directory holds another run, or one
+    that `resume` does not ask to go on with; LeaseError if another process writes there.
+    """
+
+    def __init__(
+        self, directory: Path | None, config: Config, resume: bool = False, listeners: Sequence[OnEvent] = ()
+    ) -> None:
+        self.directory = directory
+        self.resumed: Resumed | None = None
+        self.history: list[dict[str, Any]] = []
+        self._config = config
+        self._listeners = list(listeners)
+        self._log: runlog.RunLog | None = None
+        self._looked_s = 0.0
+        if directory is not None:
+            self._open(directory, resume)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Log one event and tell the listeners."""
+        event = {"event": kind, "time": time.time(), **fields}
+        if self._log is not None:
+            event = self._log.event(kind, **fields)
+        self.history.append(event)
+        for listener in self._listeners:
+            listener(event)
+
+    def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: dict[str, Any], round: int, consumed: int) -> None:
+        """Start saving a copy of the state; the log up to here belongs to it."""
+        if self._log is None:
+            return
+        self.event("checkpoint", round=round, consumed=consumed, bytes=sum(a.nbytes for a in arrays.values()))
+        self._log.sync()
+        self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
+
+    def stop_requested(self) -> str:
+        """The reason if somebody put a `stop` file into the directory; looks a few times a second."""
+        if self.directory is None or time.monotonic() - self._looked_s < _STOP_LOOK_S:
+            return ""
+        self._looked_s = time.monotonic()
+        return "the stop file" if (self.directory / "stop").exists() else ""
+
+    def finish(self, status: int, done: bool) -> None:
+        """Wait for the checkpoint, take an honoured `stop` away, write DONE if the run is complete."""
+        if self._log is None or self.directory is None:
+            return
+        self._writer.wait()
+        self._log.sync()
+        (self.directory / "stop").unlink(missing_ok=True)
+        if done:
+            self._publish("DONE", f"{status}\n")
+        self.close()
+
+    def close(self) -> None:
+        """Give the directory back. Safe to call twice."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+            self._lease.release()
+
+    def _open(self, directory: Path, resume: bool) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"the run directory {directory} cannot be made ({error.strerror}); give another --out"
+            ) from None
+        self._refuse_other_run(directory, resume)
+        self._lease = Lease(directory)
+        self._lease.acquire(_LEASE_WAIT_S if resume else 0.0)
+        self._refuse_other_run(directory, resume)
+        self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
+        log = directory / "run.jsonl"
+        if any(directory.glob("checkpoint*.h5")):
+            _, arrays, meta = newest_loadable(directory, lambda text: self.event("warning", text=text))
+            self.resumed = arrays, msgspec.json.decode(meta)
+            runlog.truncate_to(log, self.resumed[1]["log_bytes"], self._lease.check)
+        elif log.exists():
+            runlog.truncate_to(log, 0, self._lease.check)
+        if self.resumed is None:
+            self._publish("config.toml", configs.dump(self._config))
+        self.history = runlog.read(log) if log.exists() else []
+        self._log = runlog.RunLog(log, time.time)
+
+    def _refuse_other_run(self, directory: Path, resume: bool) -> None:
+        written = directory / "config.toml"
+        if not written.exists():
+            return
+        if not resume:
+            raise InputError(
+                f"{directory} holds a run already; give another --out, or --resume to go on with it"
+            )
+        changed = configs.differences(configs.load(written), self._config)
+        if changed:
+            raise InputError(
+                f"{directory} holds a run of another config ({', '.join(changed)} differ); resume with its own "
+                f"config ({written}), or give another --out"
+            )
+
+    def _publish(self, name: str, text: str) -> None:
+        assert self.directory is not None
+        path = self.directory / name
+        written = durable.beside(path)
+        written.write_text(text, encoding="utf-8")
+        durable.publish(written, path, self._lease.check)

@@ -1,0 +1,185 @@
+"""One run from a config to its end: what `shoal train`, a sweep and the Python API share.
+
+Everything that can be wrong with the input is found, and agreed on by all ranks, before anything is trained
+or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import environment, errors
+from shoal import config as configs
+from shoal.comm.collectives import broadcast_bytes
+from shoal.comm.world import World
+from shoal.config import Config
+from shoal.data.sets import DataSet
+from shoal.elastic.plan import warnings
+from shoal.errors import InputError
+from shoal.job import Job, prepare
+from shoal.model.layer import Layer
+from shoal.record.recorder import OnEvent, Recorder
+from shoal.training import Training
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training gives: the same on all ranks.
+
+    parameters: the final anchor by tensor name, running statistics included, as float32 arrays.
+    history: the events of the run, as in run.jsonl, from its very start (over resumes).
+    status, reason: 0 and why it ended, or 99 and who asked it to stop.
+    """
+
+    parameters: dict[str, np.ndarray]
+    history: list[dict[str, Any]]
+    status: int
+    reason: str
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the last evaluation; nan if there was none."""
+        scores = [event["test"]["accuracy"] for event in self.history if event["event"] == "evaluation"]
+        return scores[-1] if scores else float("nan")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run. out: the run directory (None records nothing); data and net replace the config's."""
+
+    config: Config
+    out: Path | None = None
+    resume: bool = False
+    data: DataSet | None = None
+    net: Layer | None = None
+    listeners: Sequence[OnEvent] = ()
+
+
+def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
+    """Run it. Collective over the world. Raises InputError on all ranks alike."""
+    environment.limit_threads(request.config.run.threads)
+    job = _prepare(world, request)
+    recorder = _open(world, request)
+    try:
+        return _train(world, job, recorder, stop_requested)
+    finally:
+        recorder.close()
+
+
+def _prepare(world: World, request: Request) -> Job:
+    job, problem = None, None
+    try:
+        job = prepare(request.config, request.data, request.net)
+    except InputError as error:
+        problem = str(error)
+    world.agree(problem)
+    assert job is not None
+    world.agree_same("the config, net or data", job.fingerprint())
+    return job
+
+
+def _open(world: World, request: Request) -> Recorder:
+    recorder, problem, lease = Recorder(None, request.config), "", ""
+    if world.is_master:
+        try:
+            recorder = Recorder(request.out, request.config, request.resume, request.listeners)
+        except InputError as error:
+            problem = str(error)
+        except errors.LeaseError as error:
+            lease = str(error)
+    problem, lease = msgspec.json.decode(
+        broadcast_bytes(world.transport, msgspec.json.encode((problem, lease))), type=tuple[str, str]
+    )
+    if problem:
+        raise InputError(problem)
+    if lease:
+        raise errors.LeaseError(lease)
+    return recorder
+
+
+def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[[], bool]) -> Result:
+    training = Training(job, world, recorder, stop_requested)
+    problem = ""
+    if world.is_master:
+        try:
+            _begin(world, job, recorder, training)
+        except InputError as error:
+            problem = str(error)
+    problem = broadcast_bytes(world.transport, problem.encode()).decode()
+    if problem:
+        raise InputError(problem)
+    end = training.run()
+    if world.is_master and end.status == errors.DONE:
+        p = training.state.progress
+        test = next(e["test"] for e in reversed(recorder.history) if e["event"] == "evaluation")
+        counts = {"serial_steps": p.serial_steps, "learner_steps": p.learner_steps, "test": test}
+        where = {"round": p.round, "consumed": p.consumed, "epoch": p.consumed / job.plan.samples}
+        recorder.event("end", **where, reason=end.reason, digest=training.state.digest(), **counts)
+    recorder.finish(end.status, done=end.status == errors.DONE)
+    if end.status == errors.BAD_INPUT:
+        raise InputError(end.reason)
+    history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
+    views = job.model.layout.views(job.backend.to_host(training.state.anchor))
+    parameters = {name: view.copy() for name, view in views.items()}
+    return Result(parameters, msgspec.json.decode(history), end.status, end.reason)
+
+
+def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> None:
+    """Master: the state to start from, and the first lines of the log."""
+    here = {**environment.describe(), "world": world.size, "nodes": world.nodes, "mpi": world.library}
+    if recorder.resumed is not None:
+        training.restore(*recorder.resumed)
+        p = training.state.progress
+        _warn_of_other_bits(recorder, here)
+        recorder.event("resume", round=p.round, consumed=p.consumed, **here)
+        return
+    job.model.initialise(training.state.anchor, job.config.seed)
+    data = job.data
+    recorder.event(
+        "header",
+        format=1,
+        name=job.config.name,
+        seed=job.config.seed,
+        **here,
+        config=msgspec.to_builtins(job.config),
+        caption=data.caption,
+        samples=len(data.train),
+        test_samples=len(data.test),
+        validation_samples=len(data.validation) if data.validation is not None else 0,
+        parameters=sum(tensor.size for tensor in job.model.layout.tensors if tensor.kind != "statistic"),
+    )
+    for text in warnings(job.plan):
+        recorder.event("warning", text=text)
+    if world.ranks_on_node * job.config.run.threads > world.cores_on_node:
+        recorder.event(
+            "warning",
+            text=f"{world.ranks_on_node} ranks x {job.config.run.threads} BLAS threads share {world.cores_on_node} "
+            "cores on this node: oversubscribed, so times say little",
+        )
+
+
+def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
+    header = next((event for event in recorder.history if event["event"] == "header"), {})
+    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here[key]]
+    if changed:
+        recorder.event(
+            "warning",
+            text=f"this resume runs with another {', '.join(changed)} than the run began with; results may differ "
+            "in the last bits",
+        )
+
+
+def default_directory(config: Config) -> Path:
+    """Where a run goes that was given no --out."""
+    return Path("runs") / config.name
+
+
+def same_run(directory: Path, config: Config) -> bool:
+    """Whether a run directory holds a finished run of this very config."""
+    return (directory / "DONE").exists() and not configs.differences(configs.load(directory / "config.toml"), config)

@@ -1,0 +1,31 @@
+"""What the arithmetic of a round needs to see of the state and of the stage."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shoal.backend import Array
+
+
+class Settings(Protocol):
+    """What holds for a round: P, K and the batch B of one learner's step."""
+
+    @property
+    def learners(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+
+class State(Protocol):
+    """The arrays of a training between two rounds, and the position in the sample order."""
+
+    anchor: Array
+    velocity: Array
+    momentum: Array
+
+    @property
+    def position(self) -> int: ...

@@ -1,0 +1,85 @@
+"""The local steps of one learner: from the anchor, K steps of SGD, and what it brings to the reduction.
+
+    for k in 0..K-1:   g <- gradient (+ weight decay * w);   m <- beta*m + g;   w <- w - rate*m
+    contribution:      w - a, and for averaged local momentum also m
+
+With K = 1 and beta > 0 the gradients are averaged instead, and one m is shared by all (`averaging.commit`).
+"""
+
+from __future__ import annotations
+
+from shoal import kernels
+from shoal.backend import Array, Backend
+from shoal.config import Train
+from shoal.data.batches import Batches
+from shoal.model.gradient import Model
+from shoal.sgd.interfaces import Settings, State
+
+
+def shares_gradient(options: Train, steps: int) -> bool:
+    """Whether learners contribute gradients rather than displacements: ordinary distributed momentum SGD."""
+    return steps == 1 and options.local_momentum > 0
+
+
+def averages_momentum(options: Train, steps: int) -> bool:
+    """Whether the learners' m is averaged at a reduction, rather than reset."""
+    return steps > 1 and options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
+
+
+def contribution_size(model: Model, options: Train) -> int:
+    """How many numbers a learner brings to a reduction: the whole model, and m where it may be averaged."""
+    with_momentum = options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
+    return model.layout.size + (model.layout.parameters if with_momentum else 0)
+
+
+class LocalSGD:
+    """The work memory of one rank, used by its learners one after another."""
+
+    def __init__(self, model: Model, batches: Batches, options: Train, backend: Backend) -> None:
+        self.model, self._batches, self._options, self._xp = model, batches, options, backend.xp
+        layout = model.layout
+        self.weights = backend.zeros(layout.size)
+        self._gradient = backend.zeros(layout.parameters)
+        self._momentum = backend.zeros(layout.parameters)
+        self._work = backend.zeros(layout.parameters)
+        self._decayed = layout.parameters if options.decay_norms else layout.decayed
+        model.bind(self.weights, self._gradient)
+
+    def contribute(self, state: State, at: Settings, learner: int, rate: float, out: Array) -> float:
+        """Run learner j's K steps of the round at `state`, write its contribution to `out`; its mean loss.
+
+        Step k takes the samples at [c + kPB + jB, +B). Leaves the state as it is."""
+        xp, layout = self._xp, self.model.layout
+        shared = shares_gradient(self._options, at.steps)
+        xp.copyto(self.weights, state.anchor)
+        xp.copyto(self._momentum, state.momentum)
+        position, loss = state.position + learner * at.batch, 0.0
+        for _ in range(at.steps):
+            x, y = self._batches.training(position, at.batch)
+            loss += self.model.gradient(x, y)
+            self._decay()
+            if not shared:
+                self._step(rate)
+            position += at.learners * at.batch
+        xp.subtract(self.weights, state.anchor, out=out[: layout.size])
+        if shared:
+            out[: layout.parameters] = self._gradient
+        if out.size > layout.size:
+            out[layout.size :] = self._momentum
+        return loss / at.steps
+
+    def _decay(self) -> None:
+        if self._options.weight_decay:
+            decayed = slice(0, self._decayed)
+            xp, work = self._xp, self._work[decayed]
+            xp.multiply(self.weights[decayed], self._options.weight_decay, out=work)
+            xp.add(self._gradient[decayed], work, out=self._gradient[decayed])
+
+    def _step(self, rate: float) -> None:
+        options, direction = self._options, self._gradient
+        if options.local_momentum:
+            direction = kernels.momentum_step(
+                self._xp, self._momentum, direction, options.local_momentum, options.nesterov, self._work
+            )
+        parameters = self.weights[: self.model.layout.parameters]
+        kernels.sgd_step(self._xp, parameters, direction, rate, self._work)

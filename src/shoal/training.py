@@ -1,0 +1,118 @@
+"""The walk of the data: decision -> local steps -> canonical sum -> new anchor -> record, until the end.
+
+Nothing here asks which backend, provider, algorithm or launcher is in use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import evaluation
+from shoal.comm.collectives import broadcast
+from shoal.comm.group import Group
+from shoal.comm.reducer import Reducer
+from shoal.comm.world import World
+from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.reserve import ReserveProvider
+from shoal.job import Job
+from shoal.record.recorder import Recorder
+from shoal.sgd.averaging import ReductionMomentum
+from shoal.sgd.optimizer import contribution_size
+from shoal.state import Progress, TrainState
+
+
+class Training:
+    """One rank's part of a training."""
+
+    def __init__(self, job: Job, world: World, recorder: Recorder, stop_requested: Callable[[], bool]) -> None:
+        self._job, self._world, self._recorder = job, world, recorder
+        config, backend, layout = job.config, job.backend, job.model.layout
+        self._stop_requested = stop_requested
+        self.state = TrainState(layout, backend)
+        size = contribution_size(job.model, config.train)
+        self._reducer = Reducer(backend, size, np.float32, config.run.reproducible)
+        self._mean = backend.zeros(size)
+        self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
+        self._provider = ReserveProvider(world, stop_requested)
+        self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)
+
+    def run(self) -> Decision:
+        """Train from the state there is to the end; returns the last decision. Collective over the world."""
+        group, row, round_s = None, None, 0.0
+        while True:
+            asked = time.perf_counter()
+            decision = self._provider.next_decision(
+                group, row, lambda rows, s=round_s: self._master.decide(self.state, rows, s)
+            )
+            row = None
+            if decision.action == "evaluate":
+                self._evaluate()
+            elif decision.action == "checkpoint":
+                self._save()
+            elif decision.action == "end":
+                self._finish(group)
+                return decision
+            else:
+                group = self._provider.resize(group, decision, self.state)
+                if self._world.is_master:
+                    self._master.started(self.state, 1e3 * (time.perf_counter() - asked))
+                if group is not None:
+                    row = self._round(group, decision)
+                round_s = time.perf_counter() - asked
+
+    def _round(self, group: Group, at: Decision) -> np.ndarray:
+        """K steps on every learner of this rank, one reduction; returns this rank's facts of it."""
+        reducer, state = self._reducer, self.state
+        start = time.perf_counter()
+        reducer.start()
+        losses = []
+        for learner in group.learners_here(at.learners):
+            losses.append(self._job.local.contribute(state, at, learner, at.rate, reducer.slot()))
+            reducer.add(learner)
+        busy_s = time.perf_counter() - start
+        reducer.mean(group, at.learners, self._mean)
+        self._average.commit(state, self._mean, at.steps, at.momentum, at.rate)
+        state.progress.advance(at.learners, at.steps, at.batch)
+        return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
+
+    def _evaluate(self) -> None:
+        """All living ranks evaluate the anchor; reserves receive it first."""
+        job, world = self._job, self._world
+        start = time.perf_counter()
+        broadcast(world.transport, self.state.anchor)
+        job.backend.xp.copyto(job.local.weights, self.state.anchor)
+        if job.config.train.batchnorm_eval == "recalibrate":
+            evaluation.recalibrate(job.model, job.batches, len(job.data.train), job.config.seed)
+        scores = evaluation.evaluate(world, job.model, job.batches, job.data)
+        if world.is_master:
+            self._master.evaluated(self.state, scores, time.perf_counter() - start)
+
+    def _save(self) -> None:
+        """The master saves a copy of the state while training goes on."""
+        if self._world.is_master:
+            p = self.state.progress
+            arrays = {name: self._job.backend.to_host(array) for name, array in self.state.arrays.items()}
+            self._recorder.checkpoint(arrays, self._meta(), p.round, p.consumed)
+
+    def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Master: go on from a checkpoint. Raises InputError if it is of another net."""
+        self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
+        self._master.resumed(self.state)
+
+    def _meta(self) -> dict[str, Any]:
+        tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
+        return {"progress": msgspec.to_builtins(self.state.progress), "tensors": tensors}
+
+    def _stop_reason(self) -> str:
+        return "a signal" if self._stop_requested() else self._recorder.stop_requested()
+
+    def _finish(self, group: Group | None) -> None:
+        """Everybody leaves with the final anchor."""
+        if group is not None:
+            group.close()
+        broadcast(self._world.transport, self.state.anchor)
