@@ -1,1 +1,176 @@
-def main() -> None: ...
+"""The commands. Each gathers its options and calls one function of the room that does the work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+import shoal
+from shoal import errors
+
+_FILE = click.Path(path_type=Path)
+_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. averaging.momentum=0.5.")
+_out = click.option("--out", type=_FILE, help="The run directory. Default: runs/NAME.")
+_resume = click.option("--resume", is_flag=True, help="Go on with the run that the directory holds, if it holds one.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(shoal.__version__, prog_name="shoal")
+def commands() -> None:
+    """Elastic data-parallel training on MPI ranks."""
+
+
+def main() -> NoReturn:
+    """The entry point: bad input is one sentence and exit status 2."""
+    try:
+        sys.exit(commands(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(errors.BAD_INPUT)
+    except click.Abort:
+        sys.exit(130)
+    except errors.ShoalError as error:
+        click.echo(f"shoal: {error}", err=True)
+        sys.exit(error.status)
+
+
+@commands.command()
+@click.option("-n", "ranks", type=click.IntRange(1), default=1, show_default=True, help="Ranks to start.")
+@click.option("--ulfm", is_flag=True, help="Open MPI: start with fault tolerance.")
+@click.option("--mpiexec", "extra", multiple=True, metavar="ARG", help="One more argument for mpiexec.")
+@_set
+@_out
+@_resume
+@click.argument("target", type=_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(
+    target: Path, ranks: int, ulfm: bool, extra: tuple[str, ...], overrides: tuple[str, ...], out: Path | None,
+    resume: bool, arguments: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Start TARGET on N ranks: a config or a sweep (.toml), or a script of yours (.py ARGUMENTS...)."""
+    from shoal.jobs import start
+
+    return start.start(target, start.Options(ranks, ulfm, extra, overrides, out, resume, arguments))
+
+
+@commands.command()
+@_set
+@_out
+@_resume
+@click.option("--width", type=int, default=0, hidden=True)
+@click.argument("config", type=_FILE)
+def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
+    """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
+    from shoal.jobs import rank
+
+    rank.train(config, overrides, out, resume, width)
+
+
+@commands.command(context_settings={"ignore_unknown_options": True})
+@click.option("--stop-file", type=_FILE, hidden=True)
+@click.argument("path", type=_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def script(path: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
+    """Be one rank of a script that uses the Python API."""
+    from shoal.jobs import rank
+
+    rank.script(path, arguments, stop_file)
+
+
+@commands.command()
+@click.option("-n", "ranks", type=click.IntRange(1), help="Start so many ranks; left out: be one of the ranks of this job.")
+@_out
+@click.argument("path", type=_FILE, metavar="SWEEP")
+def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
+    """A grid of configs and seeds, packed on the ranks; goes on where it was interrupted."""
+    if ranks:
+        from shoal.jobs import start
+
+        return start.start(path, start.Options(ranks, out=out))
+    from shoal.jobs import rank
+
+    rank.sweep(path, out)
+
+
+@commands.command()
+@_set
+@click.option("-n", "ranks", type=click.IntRange(1), help="Ranks of the job. Default: as many as learners at most.")
+@click.argument("config", type=_FILE)
+def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> None:
+    """The dry run: stages, rounds, rates, steps and ranks. Trains nothing."""
+    from rich.console import Console
+
+    from shoal.config import load
+    from shoal.data.sets import open_set
+    from shoal.report.forecast import forecast_table
+
+    options = load(config, overrides)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for part in forecast_table(options, open_set(options.data, options.seed), ranks or 0):
+        console.print(part)
+
+
+@commands.command()
+@click.option("-o", "--output", type=_FILE, required=True, help="The figure to write (.png, .pdf, .svg).")
+@click.option("--schedules", is_flag=True, help="One column per mu, one line per schedule, learners below.")
+@click.argument("directories", nargs=-1, required=True, type=_FILE)
+def plot(directories: tuple[Path, ...], output: Path, schedules: bool) -> None:
+    """Accuracy and loss against epochs, serial steps and learner-steps; learners below."""
+    from shoal.report import plot as plots
+
+    draw: Callable[[Any, Path], Path] = plots.plot_schedules if schedules else plots.plot_runs
+    click.echo(f"wrote {draw(directories, output)}")
+
+
+@commands.command()
+@click.option("--target", type=float, help="Also the cost to this accuracy, e.g. 0.97.")
+@click.option("--format", "style", type=click.Choice(["table", "markdown", "json"]), default="table")
+@click.option("--claims", is_flag=True, help="Which of the paper's claims hold (schedules paper-I .. paper-V).")
+@click.argument("directories", nargs=-1, required=True, type=_FILE)
+def compare(directories: tuple[Path, ...], target: float | None, style: str, claims: bool) -> None:
+    """Runs side by side, over seeds: accuracy, cost, cost to a target."""
+    from shoal.report import tables
+
+    tables.show(directories, target, style, claims)
+
+
+@commands.command()
+@click.option("-o", "--output", type=_FILE, required=True, help="model.npz or model.safetensors")
+@click.argument("directory", type=_FILE)
+def export(directory: Path, output: Path) -> None:
+    """The trained parameters by name, from a run's newest checkpoint."""
+    from shoal.report.export import export as write
+
+    click.echo(f"wrote {write(directory, output)}")
+
+
+@commands.command()
+@click.argument("directory", type=_FILE)
+def digest(directory: Path) -> None:
+    """sha256 of the anchor and the velocity of a run's newest checkpoint."""
+    from shoal.report.export import digest as compute
+
+    click.echo(compute(directory))
+
+
+@commands.command()
+@click.option("--root", type=_FILE, default=Path("data"), show_default=True, help="Where to unpack.")
+@click.argument("name", type=click.Choice(["cifar10"]))
+def data(name: str, root: Path) -> None:
+    """Download a data set from its official site, with a checksum."""
+    from shoal.data.download import fetch_cifar10
+
+    click.echo(f"{name} is in {fetch_cifar10(root)}")
+
+
+@commands.command()
+def info() -> None:
+    """MPI, backend, kernels, threads, devices: what is used and why."""
+    from shoal.jobs import start
+
+    for line in start.info():
+        click.echo(line)

@@ -197,18 +197,23 @@ def read_toml(path: Path) -> dict[str, Any]:
 def override(tree: dict[str, Any], text: str) -> None:
     """Put `section.key=value` into `tree`; the value is TOML, or else a plain string. Mutates `tree`."""
     path, equals, value = text.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
+    if not equals or not all(path.strip().split(".")):
         raise InputError(f"--set {text} must have the form section.key=value, e.g. averaging.momentum=0.5")
     try:
         parsed = _parse(f"value = {value}")["value"]
     except ValueError:
         parsed = value.strip()
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
+    put(tree, path.strip(), parsed)
+
+
+def put(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set `section.key` in nested dicts. Mutates `tree`. Raises InputError if the section is a value."""
+    *sections, last = path.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
-            raise InputError(f"--set {text} goes through {key}, which is a value; name a key of a section")
-    tree[keys[-1]] = parsed
+            raise InputError(f"{path} cannot be set: {section} is a value, not a section; name a key of a section")
+    tree[last] = value
 
 
 def from_tree(tree: Mapping[str, Any], source: str) -> Config:

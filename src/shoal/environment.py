@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    fields = dict(tuple(map(str.strip, line.split(":", 1))) for line in lines[:40] if ":" in line)
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines[:40])}
     known = [fields[key] for key in ("model name", "cpu", "cpu family", "model", "stepping") if key in fields]
     return " / ".join(known) or platform.processor() or platform.machine()
 

@@ -17,12 +17,27 @@ class ShoalError(Exception):
     """The root of shoal's exceptions; `status` is the exit status the run ends with."""
 
     status = ERROR
+    agreed = False
 
 
 class InputError(ShoalError):
-    """The user's input cannot be used; nothing was trained or overwritten because of it."""
+    """The user's input cannot be used; nothing was trained or overwritten because of it.
+
+    `agreed`: all ranks raise it together, so that all can leave in order; else it came up on one rank only.
+    """
 
     status = BAD_INPUT
+
+    def __init__(self, text: str, agreed: bool = False) -> None:
+        super().__init__(text)
+        self.agreed = agreed
+
+
+class Stopped(ShoalError):
+    """The run was asked to stop and has saved a checkpoint; all ranks raise it together."""
+
+    status = STOPPED
+    agreed = True
 
 
 class DeadlineError(ShoalError):
@@ -35,3 +50,7 @@ class LeaseError(ShoalError):
     """Another process holds, or has taken over, the run directory."""
 
     status = TRY_AGAIN
+
+    def __init__(self, text: str, agreed: bool = False) -> None:
+        super().__init__(text)
+        self.agreed = agreed

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from shoal import environment, errors
-from shoal import config as configs
 from shoal.comm.collectives import broadcast_bytes
 from shoal.comm.world import World
 from shoal.config import Config
@@ -63,6 +62,7 @@ class Request:
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
     """Run it. Collective over the world. Raises InputError on all ranks alike."""
+    world.waiter.timeout_s = request.config.run.timeout_s
     environment.limit_threads(request.config.run.threads)
     job = _prepare(world, request)
     recorder = _open(world, request)
@@ -97,9 +97,9 @@ def _open(world: World, request: Request) -> Recorder:
         broadcast_bytes(world.transport, msgspec.json.encode((problem, lease))), type=tuple[str, str]
     )
     if problem:
-        raise InputError(problem)
+        raise InputError(problem, agreed=True)
     if lease:
-        raise errors.LeaseError(lease)
+        raise errors.LeaseError(lease, agreed=True)
     return recorder
 
 
@@ -113,7 +113,7 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
             problem = str(error)
     problem = broadcast_bytes(world.transport, problem.encode()).decode()
     if problem:
-        raise InputError(problem)
+        raise InputError(problem, agreed=True)
     end = training.run()
     if world.is_master and end.status == errors.DONE:
         p = training.state.progress
@@ -123,7 +123,7 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
         recorder.event("end", **where, reason=end.reason, digest=training.state.digest(), **counts)
     recorder.finish(end.status, done=end.status == errors.DONE)
     if end.status == errors.BAD_INPUT:
-        raise InputError(end.reason)
+        raise InputError(end.reason, agreed=True)
     history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
     views = job.model.layout.views(job.backend.to_host(training.state.anchor))
     parameters = {name: view.copy() for name, view in views.items()}
@@ -178,8 +178,3 @@ def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
 def default_directory(config: Config) -> Path:
     """Where a run goes that was given no --out."""
     return Path("runs") / config.name
-
-
-def same_run(directory: Path, config: Config) -> bool:
-    """Whether a run directory holds a finished run of this very config."""
-    return (directory / "DONE").exists() and not configs.differences(configs.load(directory / "config.toml"), config)

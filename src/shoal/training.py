@@ -5,6 +5,7 @@ Nothing here asks which backend, provider, algorithm or launcher is in use.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,9 +47,8 @@ class Training:
         group, row, round_s = None, None, 0.0
         while True:
             asked = time.perf_counter()
-            decision = self._provider.next_decision(
-                group, row, lambda rows, s=round_s: self._master.decide(self.state, rows, s)
-            )
+            decide = functools.partial(self._master.decide, self.state, round_s)
+            decision = self._provider.next_decision(group, row, decide)
             row = None
             if decision.action == "evaluate":
                 self._evaluate()

@@ -14,9 +14,9 @@ _YIELD_S = 200e-6
 _LONGEST_SLEEP_S = 500e-6
 
 
-@dataclass(frozen=True)
+@dataclass
 class Waiter:
-    """How long to wait, and whether the node has more ranks than cores (`crowded`: then never spin)."""
+    """How long to wait (a run sets its own `timeout_s`), and whether the node has more ranks than cores (`crowded`: then never spin)."""
 
     timeout_s: float
     crowded: bool

@@ -25,14 +25,14 @@ _ORDER, _STOP = 1, 2
 class World:
     """The ranks of an mpi4py communicator, duplicated. Creating and closing it is collective."""
 
-    def __init__(self, comm: Any, backend: Backend, timeout_s: float) -> None:
+    def __init__(self, comm: Any, backend: Backend, timeout_s: float = 300.0) -> None:
         from mpi4py import MPI
 
         self.library = " ".join(MPI.Get_library_version().split("\0")[0].split(",")[0].split())[:80]
         self.comm = comm.Dup()
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
-        self._backend = backend
+        self.backend = backend
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         ranks_here = node.allgather(self.rank)
         node.Free()
@@ -66,7 +66,7 @@ class World:
         comm = self.comm.Split(0 if member else MPI.UNDEFINED, ranks.index(self.rank) if member else 0)
         if not member:
             return None
-        return Group(tuple(ranks), MpiTransport(comm, ranks, self.waiter, self._backend))
+        return Group(tuple(ranks), MpiTransport(comm, ranks, self.waiter, self.backend))
 
     def meet(self) -> None:
         """Wait until all ranks are here; a deadline names those that are not. Collective."""
@@ -110,12 +110,10 @@ class World:
         """All go on, or all raise the same InputError: `problem` is what is wrong on this rank. Collective."""
         problems = self.comm.allgather(problem)
         found = {text: [r for r, other in enumerate(problems) if other == text] for text in problems if text}
-        if len(found) == 1 and len(next(iter(found.values()))) == self.size:
-            raise InputError(next(iter(found)))
         if found:
-            raise InputError(
-                "; ".join(f"on world rank {', '.join(map(str, ranks))}: {text}" for text, ranks in found.items())
-            )
+            everywhere = len(next(iter(found.values()))) == self.size
+            where = ["" if everywhere else f"on world rank {', '.join(map(str, r))}: " for r in found.values()]
+            raise InputError("; ".join(map("".join, zip(where, found, strict=True))), agreed=True)
 
     def agree_same(self, what: str, value: bytes) -> None:
         """Raise on all ranks if `value` differs between them. Collective."""
@@ -124,7 +122,8 @@ class World:
         if odd:
             raise InputError(
                 f"{what} on world rank {', '.join(map(str, odd))} differs from that on rank 0; start all ranks "
-                "with the same file, options and code"
+                "with the same file, options and code",
+                agreed=True,
             )
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class Master:
         self._now: Decision | None = None
         self._calm_ms: deque[float] = deque(maxlen=64)
 
-    def decide(self, state: TrainState, rows: np.ndarray | None, round_s: float) -> Decision:
+    def decide(self, state: TrainState, round_s: float, rows: np.ndarray | None) -> Decision:
         """The next decision. rows: the facts of the round just committed, one a rank, or None; it took round_s."""
         progress = state.progress
         if rows is not None:

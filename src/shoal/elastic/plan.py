@@ -97,8 +97,8 @@ def make_plan(config: Config, samples: int) -> Plan:
             )
         )
     plan = Plan(tuple(stages), samples, end)
-    for stage, rounds, consumed in _walk(plan):
-        _check_length(plan, stage, rounds, consumed)
+    for planned, rounds, _ in _walk(plan):
+        _check_length(plan, planned, rounds)
     return plan
 
 
@@ -165,7 +165,7 @@ def _walk(plan: Plan) -> Iterator[tuple[StagePlan, int, int]]:
         yield stage, rounds, position
 
 
-def _check_length(plan: Plan, stage: StagePlan, rounds: int, consumed: int) -> None:
+def _check_length(plan: Plan, stage: StagePlan, rounds: int) -> None:
     length = _ends(plan)[plan.stages.index(stage)] - stage.start
     if length < stage.round_samples or not rounds:
         raise InputError(

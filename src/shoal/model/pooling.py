@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from shoal.backend import Array
 from shoal.model.flat import Shape
 from shoal.model.layer import Layer, check_sizes
@@ -50,32 +52,45 @@ class _Windows(Layer):
 
 
 class MaxPool(_Windows):
-    """The largest value of each window; its gradient goes to the first place that holds that value."""
+    """The largest value of each window; its gradient goes to the first place that holds that value.
+
+    `_winner` numbers that place for each window.
+    """
 
     def forward(self, x: Array, training: bool) -> Array:
-        self._x = x
-        self._y = y = self._outputs(x)
+        xp = self.xp
+        self._shape = x.shape
+        y = self._outputs(x)
         places = self._places(x)
-        self.xp.copyto(y, next(places))
-        for place in places:
-            self.xp.maximum(y, place, out=y)
+        xp.copyto(y, next(places))
+        if not training:
+            for place in places:
+                xp.maximum(y, place, out=y)
+            return y
+        self._winner = winner = self.scratch("winner", y.shape, np.int16)
+        winner.fill(0)
+        better, number = self.scratch("better", y.shape, bool), self.scratch("number", y.shape, np.int16)
+        for count, place in enumerate(places, start=1):
+            xp.greater(place, y, out=better)
+            xp.copyto(number, better)
+            xp.multiply(number, count, out=number)
+            xp.maximum(winner, number, out=winner)
+            xp.maximum(y, place, out=y)
         return y
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         xp = self.xp
-        dx = self.scratch("dx", self._x.shape)
+        dx = self.scratch("dx", self._shape)
         dx.fill(0)
-        hit = self.scratch("hit", dy.shape, bool)
-        free = self.scratch("free", dy.shape, bool)
-        free.fill(True)
-        share = self.scratch("share", dy.shape)
-        for place, target in zip(self._places(self._x), self._places(dx), strict=True):
-            xp.equal(place, self._y, out=hit)
-            xp.logical_and(hit, free, out=hit)
-            xp.logical_xor(free, hit, out=free)
+        hit, share = self.scratch("hit", dy.shape, bool), self.scratch("share", dy.shape)
+        for count, target in enumerate(self._places(dx)):
+            xp.equal(self._winner, count, out=hit)
             xp.copyto(share, hit)
-            xp.multiply(share, dy, out=share)
-            xp.add(target, share, out=target)
+            if self.stride >= self.size:
+                xp.multiply(share, dy, out=target)
+            else:
+                xp.multiply(share, dy, out=share)
+                xp.add(target, share, out=target)
         return dx
 
 

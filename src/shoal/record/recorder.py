@@ -45,6 +45,8 @@ class Recorder:
         self.directory = directory
         self.resumed: Resumed | None = None
         self.history: list[dict[str, Any]] = []
+        self.complete = False
+        """the directory holds a run that is DONE: nothing is recorded again"""
         self._config = config
         self._listeners = list(listeners)
         self._log: runlog.RunLog | None = None
@@ -54,6 +56,8 @@ class Recorder:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
+        if self.complete:
+            return
         event = {"event": kind, "time": time.time(), **fields}
         if self._log is not None:
             event = self._log.event(kind, **fields)
@@ -83,7 +87,7 @@ class Recorder:
         self._writer.wait()
         self._log.sync()
         (self.directory / "stop").unlink(missing_ok=True)
-        if done:
+        if done and not self.complete:
             self._publish("DONE", f"{status}\n")
         self.close()
 
@@ -110,7 +114,9 @@ class Recorder:
         if any(directory.glob("checkpoint*.h5")):
             _, arrays, meta = newest_loadable(directory, lambda text: self.event("warning", text=text))
             self.resumed = arrays, msgspec.json.decode(meta)
-            runlog.truncate_to(log, self.resumed[1]["log_bytes"], self._lease.check)
+            self.complete = (directory / "DONE").exists()
+            if not self.complete:
+                runlog.truncate_to(log, self.resumed[1]["log_bytes"], self._lease.check)
         elif log.exists():
             runlog.truncate_to(log, 0, self._lease.check)
         if self.resumed is None:

