@@ -13,7 +13,9 @@ import shoal
 from shoal import errors
 
 _FILE = click.Path(path_type=Path)
-_set = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. averaging.momentum=0.5.")
+_set = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. averaging.momentum=0.5."
+)
 _out = click.option("--out", type=_FILE, help="The run directory. Default: runs/NAME.")
 _resume = click.option("--resume", is_flag=True, help="Go on with the run that the directory holds, if it holds one.")
 
@@ -82,18 +84,14 @@ def script(path: Path, arguments: tuple[str, ...], stop_file: Path | None) -> No
 
 
 @commands.command()
-@click.option("-n", "ranks", type=click.IntRange(1), help="Start so many ranks; left out: be one of the ranks of this job.")
+@click.option("-n", "ranks", type=click.IntRange(1), help="Start so many ranks; left out: be a rank of this job.")
 @_out
 @click.argument("path", type=_FILE, metavar="SWEEP")
 def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     """A grid of configs and seeds, packed on the ranks; goes on where it was interrupted."""
-    if ranks:
-        from shoal.jobs import start
+    from shoal.jobs import rank, start
 
-        return start.start(path, start.Options(ranks, out=out))
-    from shoal.jobs import rank
-
-    rank.sweep(path, out)
+    return start.start(path, start.Options(ranks, out=out)) if ranks else rank.sweep(path, out)
 
 
 @commands.command()

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,7 +33,7 @@ class Data(_Section, frozen=True):
     """[data]: which set, and where."""
 
     set: str = "digits"
-    """digits | digits-noisy | cifar10 | hdf5 | synthetic"""
+    """digits, digits-noisy, cifar10, hdf5 or synthetic"""
     root: str | None = None
     """cifar10: the folder; hdf5: the file"""
     noise: Annotated[float, Meta(ge=0, le=1)] = 0.2
@@ -54,7 +54,7 @@ class Model(_Section, frozen=True):
     """[model]: the net and its loss."""
 
     net: str = "convnet-s"
-    """mlp | convnet-s"""
+    """mlp or convnet-s"""
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
     """cross-entropy for labels, mse for regression targets"""
     hidden: tuple[Positive, ...] = (64,)
@@ -73,15 +73,15 @@ class Train(_Section, frozen=True):
     batch: Positive = 8
     """samples of one learner's step; with batch_mode = "global", of all learners together"""
     batch_mode: Literal["per_learner", "global"] = "per_learner"
-    """per_learner: P*B grows with P; global: P*B stays at `batch`"""
+    """per_learner: `P*B` grows with P; global: `P*B` stays at batch"""
     local_momentum: Share = 0.0
-    """beta of m <- beta*m + g"""
+    """beta of `m <- beta*m + g`"""
     nesterov: bool = False
-    """w <- w - rate*(g + beta*m) instead of w - rate*m"""
+    """`w <- w - rate*(g + beta*m)` instead of `w - rate*m`"""
     local_momentum_at_reduction: Literal["reset", "average"] = "reset"
     """what happens to the learners' m at a reduction, for K > 1"""
     weight_decay: Amount = 0.0
-    """g <- g + weight_decay * w"""
+    """`g <- g + weight_decay*w`"""
     decay_norms: bool = False
     """weight decay on biases and norms too"""
     batchnorm_eval: Literal["running", "recalibrate"] = "running"
@@ -106,7 +106,7 @@ class Learners(_Section, frozen=True):
     """[learners]: the schedule."""
 
     schedule: str | tuple[Stage, ...] = "0:1"
-    """ "epoch:learners, ..." (an epoch may be a fraction, or "30%" of the whole), a list of tables, or a preset"""
+    """`"epoch:learners, ..."` (an epoch may be a fraction, or `30%` of the whole), a list of tables, or a preset"""
     p: Positive = 2
     """presets paper-I .. paper-V: the small number of learners"""
     r: Positive = 4
@@ -121,7 +121,7 @@ class Averaging(_Section, frozen=True):
     momentum: Share = 0.0
     """mu: the reduction momentum"""
     velocity: Literal["displacement", "per_rate"] = "displacement"
-    """displacement: v <- mu*v + d; per_rate (SlowMo's buffer): v <- mu*v + d/rate"""
+    """displacement: `v <- mu*v + d`; per_rate (SlowMo's buffer): `v <- mu*v + d/rate`"""
 
 
 class LearningRate(_Section, frozen=True):
@@ -130,11 +130,11 @@ class LearningRate(_Section, frozen=True):
     base: Rate = 0.1
     """the rate before decay, warm-up and scaling"""
     decay: Literal["constant", "cosine", "polynomial"] | tuple[tuple[Amount, Rate], ...] = "constant"
-    """[[epoch, factor], ...], "cosine", "polynomial" or "constant" """
+    """`[[epoch, factor], ...]`, cosine, polynomial or constant"""
     floor: Share = 0.0
     """cosine and polynomial: the share of `base` that is left at the end"""
     power: Rate = 1.0
-    """polynomial: (1 - progress)^power"""
+    """polynomial: `(1 - progress)^power`"""
     warmup_epochs: Amount = 0.0
     """linear warm-up at the start"""
     growth_warmup_epochs: Amount = 0.0
@@ -165,8 +165,10 @@ class Run(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """One run."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] = "run"
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")] = "run"
+    """of the run, and of its directory under runs/"""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
+    """the key of everything random: initial weights, sample order, label noise, hold-out"""
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
@@ -339,5 +341,4 @@ def _choices(path: list[str]) -> list[str]:
         if not (isinstance(section, type) and issubclass(section, Struct)):
             return []
         section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part)
-    arguments = getattr(section, "__args__", ())
-    return [a for a in arguments if isinstance(a, str)]
+    return [word for kind in (section, *get_args(section)) for word in get_args(kind) if isinstance(word, str)]

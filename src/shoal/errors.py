@@ -33,7 +33,7 @@ class InputError(ShoalError):
         self.agreed = agreed
 
 
-class Stopped(ShoalError):
+class Stopped(ShoalError):  # noqa: N818 - it is no error
     """The run was asked to stop and has saved a checkpoint; all ranks raise it together."""
 
     status = STOPPED

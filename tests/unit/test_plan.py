@@ -16,6 +16,7 @@ from shoal.config import Config, from_tree
 from shoal.data.order import SampleOrder
 from shoal.elastic.plan import Plan, StagePlan, effective_step, forecast, make_plan, warnings
 from shoal.errors import InputError
+from shoal.sgd.rates import Switch, learning_rate
 
 FIXED = settings(derandomize=True, deadline=None)
 
@@ -145,29 +146,31 @@ def test_the_most_that_four_rounds_an_epoch_allow() -> None:
     assert len(warnings(make_plan(_config(tables, 2.0), 99))) == 1
 
 
-def test_a_stage_that_its_predecessor_runs_past_is_refused() -> None:
-    """The first round takes 64 samples, and the second stage is samples 40 to 63."""
+def test_a_stage_of_less_than_a_round_is_refused() -> None:
     tables = [
-        {"at": 0, "learners": 2, "steps": 4, "batch": 4},
-        {"at": 0.4, "learners": 1, "steps": 1, "batch": 1},
+        {"at": 0, "learners": 1, "steps": 1, "batch": 1},
+        {"at": 0.4, "learners": 4, "steps": 3, "batch": 2},
         {"at": 0.64, "learners": 1, "steps": 1, "batch": 1},
     ]
     make_plan(_config(tables, 2.0), 100)
-    tables[0] |= {"learners": 4}
-    with pytest.raises(InputError, match="epoch 0 lasts 40 samples, and one round of 4 learners x 4 steps x batch 4"):
+    tables[1]["at"] = 0.401
+    with pytest.raises(InputError) as caught:
         make_plan(_config(tables, 2.0), 100)
-    tables[0] |= {"learners": 3, "batch": 3}
-    tables[1] |= {"at": 0.37, "learners": 3}
-    tables[2] |= {"at": 0.7}
-    make_plan(_config(tables, 2.0), 100)
-    tables[2] |= {"at": 0.72}
-    make_plan(_config(tables, 2.0), 100)
-    tables[1] |= {"batch": 12}
-    with pytest.raises(InputError, match="epoch 0.37 lasts 35 samples"):
-        make_plan(_config(tables, 2.0), 100)
-    tables[1] |= {"batch": 1, "at": 0.68}
-    tables[2] |= {"at": 0.71}
-    with pytest.raises(InputError, match="runs past its end"):
+    assert "epoch 0.401 lasts 23 samples" in str(caught.value)
+    assert "4 learners x 3 steps x batch 2 takes 24" in str(caught.value)
+
+
+def test_a_stage_that_the_round_before_it_runs_past_is_refused() -> None:
+    """Rounds of 32 samples begin at 0 and 32, so the second stage has samples 64 to its end."""
+    tables = [
+        {"at": 0, "learners": 2, "steps": 4, "batch": 4},
+        {"at": 0.4, "learners": 1, "steps": 1, "batch": 1},
+        {"at": 0.65, "learners": 1, "steps": 2, "batch": 1},
+    ]
+    config = _config(tables, 2.0)
+    assert [row.rounds for row in forecast(make_plan(config, 100), config)] == [2, 1, 68]
+    tables[2]["at"] = 0.64
+    with pytest.raises(InputError, match="epoch 0.4 lasts 24 samples.*runs past its end"):
         make_plan(_config(tables, 2.0), 100)
 
 
@@ -211,8 +214,6 @@ def test_the_effective_step(train: dict[str, Any], steps: int, mu: float, gain: 
 
 def test_a_forecast_has_the_rates_of_the_run() -> None:
     """A stage that keeps P is no growth: the ramp of the growth before it goes on, as in training."""
-    from shoal.sgd.rates import Switch, learning_rate
-
     tables = [
         {"at": 0, "learners": 2},
         {"at": 3, "learners": 8},

@@ -16,7 +16,8 @@ _LONGEST_SLEEP_S = 500e-6
 
 @dataclass
 class Waiter:
-    """How long to wait (a run sets its own `timeout_s`), and whether the node has more ranks than cores (`crowded`: then never spin)."""
+    """How long to wait (a run sets its own `timeout_s`), and whether the node has more ranks than cores
+    (`crowded`: then a waiting rank never spins)."""
 
     timeout_s: float
     crowded: bool

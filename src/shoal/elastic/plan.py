@@ -104,9 +104,12 @@ def make_plan(config: Config, samples: int) -> Plan:
 
 def forecast(plan: Plan, config: Config) -> list[StageForecast]:
     """What training would do, stage by stage, without training."""
-    rows, history, position = [], [], 0
+    rows: list[StageForecast] = []
+    history: list[Switch] = []
+    position = 0
     for stage, rounds, consumed in _walk(plan):
-        history.append(Switch(position, stage.learners))
+        if not history or history[-1].learners != stage.learners:
+            history.append(Switch(position, stage.learners))
         last = consumed - stage.round_samples
         rates = [
             learning_rate(config.learning_rate, at, plan.samples, plan.end, history, stage.round_samples)

@@ -37,15 +37,21 @@ def learning_rate(
     history: the switches of P up to and with the present one, oldest first.
     round_samples: P*K*B; a warm-up counts the round under way, so that the first rate is above 0.
     """
-    scale = _scale(options, history[-1].learners)
-    if options.growth_warmup_epochs and len(history) > 1 and history[-1].learners > history[-2].learners:
-        before = _scale(options, history[-2].learners)
-        done = (position - history[-1].position + round_samples) / (options.growth_warmup_epochs * samples)
-        scale = before + (scale - before) * min(1.0, done)
+    scale = _ramped_scale(options, position + round_samples, samples, history)
     warmup = 1.0
     if options.warmup_epochs:
         warmup = min(1.0, (position + round_samples) / (options.warmup_epochs * samples))
     return options.base * scale * warmup * _decay(options, position, samples, end)
+
+
+def _ramped_scale(options: LearningRate, until: int, samples: int, history: Sequence[Switch]) -> float:
+    """The scaling factor; after a growth it ramps from where it stood, which may itself be on a ramp."""
+    scale = _scale(options, history[-1].learners)
+    if not options.growth_warmup_epochs or len(history) < 2 or history[-1].learners <= history[-2].learners:
+        return scale
+    switch = history[-1].position
+    before = _ramped_scale(options, switch, samples, history[:-1])
+    return before + (scale - before) * min(1.0, (until - switch) / (options.growth_warmup_epochs * samples))
 
 
 def _scale(options: LearningRate, learners: int) -> float:
@@ -56,11 +62,11 @@ def _scale(options: LearningRate, learners: int) -> float:
 def _decay(options: LearningRate, position: int, samples: int, end: int) -> float:
     if not isinstance(options.decay, str):
         return math.prod(factor for epoch, factor in options.decay if position >= epoch * samples)
-    progress = position / end
+    remaining = (end - position) / end
     if options.decay == "cosine":
-        left = (1 + math.cos(math.pi * progress)) / 2
+        left = math.sin(math.pi / 2 * remaining) ** 2
     elif options.decay == "polynomial":
-        left = (1 - progress) ** options.power
+        left = remaining**options.power
     else:
         return 1.0
     return options.floor + (1 - options.floor) * left
