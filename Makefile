@@ -29,7 +29,7 @@ demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 3 seeds; a table, t
 	$(SHOAL) launch -n 4 jobs/experiments/digits-noisy.toml --out $(DEMO)/paper-V_momentum-0.5_seed-1 --resume
 	$(SHOAL) sweep -n 2 jobs/experiments/demo.toml --out $(DEMO)
 	$(SHOAL) compare $(DEMO)/paper-* --target 0.97 --claims
-	$(SHOAL) plot $(DEMO)/paper-* --schedules -o $(DEMO)/schedules.png
+	$(SHOAL) plot $(DEMO)/paper-* --schedules --target 0.97 -o $(DEMO)/schedules.png
 
 test: lint unit mpi program  ## all checks and tests
 	@echo "make test: all passed"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -114,14 +113,20 @@ def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> Non
 
 @commands.command()
 @click.option("-o", "--output", type=_FILE, required=True, help="The figure to write (.png, .pdf, .svg).")
-@click.option("--schedules", is_flag=True, help="One column per mu, one line per schedule, learners below.")
+@click.option("--schedules", is_flag=True, help="Schedules paper-I .. paper-V: a column for each mu.")
+@click.option("--target", type=float, help="With --schedules: also the serial steps to this accuracy, e.g. 0.97.")
 @click.argument("directories", nargs=-1, required=True, type=_FILE)
-def plot(directories: tuple[Path, ...], output: Path, schedules: bool) -> None:
+def plot(directories: tuple[Path, ...], output: Path, schedules: bool, target: float | None) -> None:
     """Accuracy and loss against epochs, serial steps and learner-steps; learners below."""
-    from shoal.report import plot as plots
+    from shoal.report.claims import by_schedule
+    from shoal.report.plot import plot_runs, plot_schedules
+    from shoal.report.runs import group_runs, load_runs
 
-    draw: Callable[[Any, Path], Path] = plots.plot_schedules if schedules else plots.plot_runs
-    click.echo(f"wrote {draw(directories, output)}")
+    if schedules:
+        written = plot_schedules(by_schedule(group_runs(load_runs(directories))), output, target)
+    else:
+        written = plot_runs(directories, output)
+    click.echo(f"wrote {written}")
 
 
 @commands.command()
@@ -132,8 +137,18 @@ def plot(directories: tuple[Path, ...], output: Path, schedules: bool) -> None:
 def compare(directories: tuple[Path, ...], target: float | None, style: str, claims: bool) -> None:
     """Runs side by side, over seeds: accuracy, cost, cost to a target."""
     from shoal.report import tables
+    from shoal.report.claims import by_schedule, check
+    from shoal.report.compare import rows
+    from shoal.report.runs import group_runs, load_runs
 
-    tables.show(directories, target, style, claims)
+    groups = group_runs(load_runs(directories))
+    table = rows(groups, target)
+    if style == "table":
+        tables.show(table, sys.stdout)
+    else:
+        click.echo((tables.markdown if style == "markdown" else tables.as_json)(table))
+    if claims:
+        click.echo("\n" + "\n".join(map(str, check(by_schedule(groups), target))))
 
 
 @commands.command()

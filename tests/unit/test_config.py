@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal import config as configs
-from shoal.config import Averaging, Config, LearningRate, Learners, Stage, Train
+from shoal.config import Averaging, Config, Learners, LearningRate, Stage, Train
 from shoal.errors import InputError
 
 FIXED = settings(derandomize=True, deadline=None)

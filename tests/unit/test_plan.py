@@ -62,7 +62,11 @@ def _possible(chosen: list[tuple[int, int, int, int]], samples: int, epochs: flo
 
 def test_what_holds_in_each_stage() -> None:
     config = _config(
-        [{"at": 0, "learners": 2}, {"at": 1.5, "learners": 4, "steps": 2, "momentum": 0.25}, {"at": "50%", "learners": 8}],
+        [
+            {"at": 0, "learners": 2},
+            {"at": 1.5, "learners": 4, "steps": 2, "momentum": 0.25},
+            {"at": "50%", "learners": 8},
+        ],
         4.0,
         averaging={"steps": 3, "momentum": 0.75},
     )
@@ -86,9 +90,7 @@ def test_an_epoch_is_counted_in_decimals(epochs: float, samples: int, end: int) 
 
 @FIXED
 @given(stages, st.integers(1, 120), st.integers(1, 12))
-def test_rounds_by_closed_form_equal_a_walk(
-    chosen: list[tuple[int, int, int, int]], samples: int, epochs: int
-) -> None:
+def test_rounds_by_closed_form_equal_a_walk(chosen: list[tuple[int, int, int, int]], samples: int, epochs: int) -> None:
     """Also the steps counted, the positions where stages begin, and the rates of the first and last round."""
     planned = _possible(chosen, samples, epochs)
     if planned is None:
@@ -170,7 +172,7 @@ def test_a_stage_that_the_round_before_it_runs_past_is_refused() -> None:
     config = _config(tables, 2.0)
     assert [row.rounds for row in forecast(make_plan(config, 100), config)] == [2, 1, 68]
     tables[2]["at"] = 0.64
-    with pytest.raises(InputError, match="epoch 0.4 lasts 24 samples.*runs past its end"):
+    with pytest.raises(InputError, match=r"epoch 0\.4 lasts 24 samples.*runs past its end"):
         make_plan(_config(tables, 2.0), 100)
 
 

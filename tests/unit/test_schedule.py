@@ -45,9 +45,7 @@ def test_parse_reads_what_str_wrote(schedule: Schedule) -> None:
 
 @FIXED
 @given(st.lists(st.tuples(decimals, st.booleans(), st.integers(1, 999)), max_size=5), st.text(" \t", max_size=2))
-def test_spaces_and_ways_to_write_a_number_do_not_matter(
-    rest: list[tuple[Decimal, bool, int]], space: str
-) -> None:
+def test_spaces_and_ways_to_write_a_number_do_not_matter(rest: list[tuple[Decimal, bool, int]], space: str) -> None:
     parts = [("0", "0", 3)]
     for value, padded, learners in rest:
         plain = f"{value:f}"

@@ -63,7 +63,8 @@ class MpiTransport:
 
         self._backend.synchronize()
         request = self.comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)
-        self.wait([(peer, request) for peer in range(self.size) if peer != self.rank][:1])
+        others = ", ".join(str(name) for peer, name in enumerate(self.names) if peer != self.rank)
+        self._waiter.until(request.Test, lambda: f"one or more of world rank {others}")
 
     def wait(self, requests: Sequence[tuple[int, Any]]) -> None:
         """Wait for (peer, request) pairs to complete."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.backend import Backend
 from shoal.comm.bell import Bell
-from shoal.comm.collectives import FRAME_BYTES, broadcast_bytes, gather
+from shoal.comm.collectives import FRAME_BYTES, broadcast
 from shoal.comm.group import Group
 from shoal.comm.transport import MpiTransport
 from shoal.comm.wait import Waiter
@@ -69,9 +69,15 @@ class World:
         return Group(tuple(ranks), MpiTransport(comm, ranks, self.waiter, self.backend))
 
     def meet(self) -> None:
-        """Wait until all ranks are here; a deadline names those that are not. Collective."""
-        gather(self.transport, np.zeros(1, np.uint8))
-        broadcast_bytes(self.transport, b"")
+        """Wait until all ranks are here; at a deadline the master names those that are not. Collective.
+
+        Each rank tells the master itself: in a tree, a missing rank would make its parent seem missing too."""
+        here = np.zeros(1, np.uint8)
+        if self.is_master:
+            self.transport.exchange([], [(rank, here.copy()) for rank in range(1, self.size)])
+        else:
+            self.transport.exchange([(0, here)], [])
+        broadcast(self.transport, here)
 
     def order_reserve(self, rank: int, order: bytes) -> None:
         """Master: send an order (shorter than a frame) to a sleeping rank, and wake it."""

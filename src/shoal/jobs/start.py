@@ -14,7 +14,7 @@ from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.jobs import sweep as sweeps
-from shoal.jobs.launch import launch
+from shoal.jobs.launch import find_mpiexec, launch
 from shoal.report.forecast import info_lines
 from shoal.run import default_directory
 
@@ -63,7 +63,9 @@ def start(target: Path, options: Options) -> int:
 
 def info() -> list[str]:
     """The lines of `shoal info`."""
-    return info_lines(environment.describe(), library.describe(), [])
+    mpi = library.loaded()
+    found = {"mpi": f"{mpi} ({mpi.path or 'path unknown'})", "mpiexec": str(find_mpiexec(mpi))}
+    return info_lines(environment.describe(), found, [])
 
 
 def _refuse_config_options(target: Path, options: Options) -> None:

@@ -65,7 +65,7 @@ class Layout:
         ends = []
         for part in (("weight",), ("bias", "norm"), ("statistic",)):
             for tensor in (one for one in declared if one.kind in part):
-                placed.append(replace(tensor, offset=end))
+                placed.append(replace(tensor, shape=tuple(int(side) for side in tensor.shape), offset=end))
                 end += -(-tensor.size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
             ends.append(end)
         self.tensors = tuple(placed)

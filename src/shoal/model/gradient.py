@@ -31,9 +31,7 @@ class Model:
     the layers do not fit the samples or each other.
     """
 
-    def __init__(
-        self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32
-    ) -> None:
+    def __init__(self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32) -> None:
         check_layer(net, "Model")
         self.net = copy.deepcopy(net)
         self.net.rename("")
@@ -72,7 +70,8 @@ class Model:
     def bind(self, weights: Array, gradient: Array) -> None:
         """Work on these aligned buffers of layout.size and layout.parameters elements; clears `gradient`."""
         for flat, size in ((weights, self.layout.size), (gradient, self.layout.parameters)):
-            if flat.shape != (size,) or flat.dtype != self.dtype or address(flat) % ALIGNMENT_BYTES:
+            aligned = not size or address(flat) % ALIGNMENT_BYTES == 0
+            if flat.shape != (size,) or flat.dtype != self.dtype or not aligned:
                 raise ValueError(f"a flat buffer must be aligned, {self.dtype} and have {size} elements")
         gradient.fill(0)
         values, gradients = self.layout.views(weights), self.layout.views(gradient)

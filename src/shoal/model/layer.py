@@ -14,6 +14,7 @@ To write a layer of your own, derive from Layer as ReLU in layers.py does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
@@ -29,7 +30,6 @@ class Scratch:
 
     Calls with the same `what` and shape return the same array. `fill` sets the values once, when the array
     is made; without it they are arbitrary. `keep` does the same for whatever `make` returns, such as views.
-    A copy of a Scratch is an empty one.
     """
 
     def __init__(self, backend: Backend, dtype: Any) -> None:
@@ -58,9 +58,6 @@ class Scratch:
     def total_bytes(self) -> int:
         """The memory held now."""
         return sum(array.nbytes for array in self._arrays.values())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Scratch:
-        return Scratch(self.backend, self.dtype)
 
 
 class Layer:
@@ -123,6 +120,11 @@ class Layer:
         for key, child in self.children.items():
             child.rename(f"{name}.{key}" if name else key)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a layer is its description, without the memory it was given."""
+        given = ("xp", "scratch", "values", "gradients")
+        return {key: value for key, value in self.__dict__.items() if key not in given}
+
     @property
     def trainable(self) -> bool:
         """Whether anything here or within has a gradient."""
@@ -157,5 +159,5 @@ def check_layer(value: object, owner: str) -> None:
 def check_sizes(owner: str, least: int = 1, **sizes: object) -> None:
     """InputError unless every size is a whole number of at least `least`."""
     for what, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
             raise InputError(f"{owner} with {what}={value!r}: give a whole number of at least {least}")

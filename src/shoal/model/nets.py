@@ -4,8 +4,9 @@
     convnet-s    3x3 convolution to `width` channels, max pooling by 2, ReLU; 3x3 convolution to 4 `width`
                  channels, ReLU; max pooling down to 4 to 7 pixels a side; a linear layer
 
-(Pooling before ReLU gives what ReLU before pooling gives, on a quarter of the pixels.) With `batchnorm`, batch norm stands before each ReLU, and the layer before it has no bias. Bigger or other
-nets are made from the layers themselves.
+(Pooling before ReLU gives what ReLU before pooling gives, on a quarter of the pixels.) With `batchnorm`, batch
+norm stands before each ReLU, and the layer with weights before it has no bias. Bigger or other nets are made
+from the layers themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Checkpoints: named arrays and a meta text in one HDF5 file, whole at every moment.
 
-A file holds the group `arrays`, the bytes `meta`, the attribute `round`, and `sha256` over everything
-the others say; `load` verifies it. Files are published as durable.py says, so a kill leaves the newest
-whole checkpoint in place. A CheckpointWriter does this in a thread, from copies, while training goes on:
+A file is HDF5 (the group `arrays`, the bytes `meta`) behind a user block: one line of JSON that gives
+the format, the round, and the sha256 of all that follows the block. `load` compares the sum before HDF5
+sees the file, because the HDF5 library can loop for ever on damaged metadata. Files are published as
+durable.py says, so a kill leaves the newest whole checkpoint in place. A CheckpointWriter does this in a
+thread, from copies, while training goes on:
 
     checkpoint.h5              the newest
     checkpoint-<round>.h5      the keep - 1 before it
@@ -29,6 +31,8 @@ from shoal.errors import InputError
 from shoal.record.durable import Hook, beside, publish
 
 FORMAT = 1
+BLOCK_BYTES = 512
+"""The user block's size: the least that HDF5 allows."""
 NEWEST = "checkpoint.h5"
 SLAB_BYTES = 1 << 22
 """Arrays are written in pieces of this size, so that the training thread is never held up for long."""
@@ -61,25 +65,21 @@ def load(path: Path) -> tuple[Arrays, bytes]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no checkpoint at {path}; give a run directory that has saved one")
-    try:
-        arrays, meta, expected = _read(path)
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, AttributeError) as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+    block = _block(path)
+    if block is None or block["format"] != FORMAT:
         raise InputError(
-            f"the checkpoint {path} cannot be read ({cause}): it is truncated, damaged or not a shoal "
-            "checkpoint; use an older one of the same run, or start the run again"
-        ) from error
-    if checksum(arrays, meta) != expected:
-        raise InputError(
-            f"the checkpoint {path} is damaged: its content does not have the sha256 it was saved with; "
-            "use an older one of the same run, or start the run again"
+            f"{path} does not begin as a shoal checkpoint of format {FORMAT}: it is damaged or another "
+            "file; use an older one of the same run, or start the run again"
         )
-    return arrays, meta
+    if _file_sum(path) != block["sha256"]:
+        raise InputError(
+            f"the checkpoint {path} is truncated or damaged: its content does not have the sha256 it was "
+            "saved with; use an older one of the same run, or start the run again"
+        )
+    return _read(path)
 
 
-def newest_loadable(
-    directory: Path, warn: Callable[[str], None] = warnings.warn
-) -> tuple[Path, Arrays, bytes]:
+def newest_loadable(directory: Path, warn: Callable[[str], None] = warnings.warn) -> tuple[Path, Arrays, bytes]:
     """The newest checkpoint in `directory` that loads: (path, arrays, meta).
 
     Where a newer one is damaged, `warn` is called with a sentence that names it and the one used.
@@ -175,10 +175,10 @@ class CheckpointWriter:
 
     def _keep_old(self, newest: Path, round: int) -> None:
         """Give the newest checkpoint its second name, if it is a whole one from before `round`."""
-        old_round = _round_of(newest)
-        if old_round is None or old_round >= round:
+        block = _block(newest)
+        if block is None or block["round"] >= round:
             return
-        kept = self.directory / f"checkpoint-{old_round}.h5"
+        kept = self.directory / f"checkpoint-{block['round']}.h5"
         link = beside(kept)
         link.unlink(missing_ok=True)
         try:
@@ -196,31 +196,20 @@ class CheckpointWriter:
                 path.unlink(missing_ok=True)
 
 
-def checksum(arrays: Mapping[str, np.ndarray], meta: bytes) -> str:
-    """sha256 (hex) over each array's name, dtype, shape and bytes, in the order of names, and `meta`."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name])
-        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode() + b"\n")
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    digest.update(b"meta\n" + meta)
-    return digest.hexdigest()
-
-
 def _write_beside(path: Path, arrays: Mapping[str, np.ndarray], meta: bytes, round: int) -> Path:
     import h5py
 
     written = beside(path)
     try:
         # No HDF5 file lock: nobody else knows this name, and parallel file systems may refuse it.
-        with h5py.File(written, "w", locking=False) as file:
+        with h5py.File(written, "w", locking=False, userblock_size=BLOCK_BYTES) as file:
             group = file.create_group("arrays")
             for name, array in arrays.items():
                 _write_array(group, name, np.asarray(array))
             file["meta"] = np.frombuffer(meta, np.uint8)
-            file.attrs["format"] = FORMAT
-            file.attrs["round"] = round
-            file.attrs["sha256"] = checksum(arrays, meta)
+        block = {"format": FORMAT, "round": round, "sha256": _file_sum(written)}
+        with written.open("r+b") as raw:
+            raw.write(json.dumps({"shoal checkpoint": block}).encode() + b"\n")
     except BaseException:
         written.unlink(missing_ok=True)
         raise
@@ -239,25 +228,32 @@ def _write_array(group: Any, name: str, array: np.ndarray) -> None:
         dataset[start : start + rows] = array[start : start + rows]
 
 
-def _read(path: Path) -> tuple[Arrays, bytes, str]:
+def _read(path: Path) -> tuple[Arrays, bytes]:
     import h5py
 
     with h5py.File(path, "r", locking=False) as file:
-        if file.attrs["format"] != FORMAT:
-            raise ValueError(f"format {file.attrs['format']} instead of {FORMAT}")
-        # str(): HDF5 hands back a damaged name as bytes.
-        arrays = {str(name): np.asarray(dataset[()]) for name, dataset in file["arrays"].items()}
-        return arrays, file["meta"][()].tobytes(), str(file.attrs["sha256"])
+        arrays = {name: np.asarray(dataset[()]) for name, dataset in file["arrays"].items()}
+        return arrays, file["meta"][()].tobytes()
 
 
-def _round_of(path: Path) -> int | None:
-    import h5py
-
+def _block(path: Path) -> dict[str, Any] | None:
+    """The user block's fields format, round and sha256; None if the file does not begin with one."""
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            return int(file.attrs["round"])
-    except (OSError, KeyError, ValueError, RuntimeError):
+        with path.open("rb") as file:
+            block = json.loads(file.read(BLOCK_BYTES).partition(b"\n")[0])["shoal checkpoint"]
+        return {"format": int(block["format"]), "round": int(block["round"]), "sha256": block["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _file_sum(path: Path) -> str:
+    """sha256 (hex) of the file behind its user block."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(BLOCK_BYTES)
+        while piece := file.read(SLAB_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _older(directory: Path) -> list[tuple[int, Path]]:

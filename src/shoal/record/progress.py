@@ -56,7 +56,8 @@ class View:
 class Progress:
     """Shows a run of `total_epochs` on `stream`.
 
-    On a terminal one line is redrawn in place; elsewhere a plain line is printed at each evaluation and
+    On a terminal one line is redrawn in place (mpiexec hides the terminal from its ranks: then `width` is its
+    width, as the launcher found it); elsewhere a plain line is printed at each evaluation and
     resize, and otherwise at most every `interval_s`. `clock` is monotonic, in seconds.
     """
 
@@ -64,13 +65,14 @@ class Progress:
         self,
         total_epochs: float,
         stream: TextIO,
+        width: int = 0,
         interval_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tracker = _Tracker(total_epochs)
         self._display: _Terminal | _Lines
-        if stream.isatty():
-            self._display = _Terminal(total_epochs, stream, clock)
+        if width or stream.isatty():
+            self._display = _Terminal(total_epochs, stream, width, clock)
         else:
             self._display = _Lines(stream, interval_s, clock)
 
@@ -158,14 +160,14 @@ class _Lines:
 class _Terminal:
     """One line redrawn in place by rich, from the caller's thread only; notes scroll above it."""
 
-    def __init__(self, total_epochs: float, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, total_epochs: float, stream: TextIO, width: int, clock: Callable[[], float]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
         self.clock = clock
         self.drawn_at = clock()
-        console = Console(file=stream)
+        console = Console(file=stream, width=width or None, force_terminal=True if width else None)
         wide = console.width >= 110
         self.per_s = "samples/s" if wide else "/s"
         self.bar = Bar(
@@ -214,6 +216,8 @@ def _note(event: Event) -> str:
     if kind == "resize":
         (a, b), (c, d) = event["learners"], event["ranks"]
         return f"resize: {a} -> {b} learners, {c} -> {d} ranks, stall {event['stall_ms']:.1f} ms"
+    if kind == "warning":
+        return f"warning: {event.get('text', '')}"
     if kind in ("stop", "failure"):
         return f"{kind} at round {event['round']}: {event['reason']}"
     if kind == "end":

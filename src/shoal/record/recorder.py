@@ -129,9 +129,7 @@ class Recorder:
         if not written.exists():
             return
         if not resume:
-            raise InputError(
-                f"{directory} holds a run already; give another --out, or --resume to go on with it"
-            )
+            raise InputError(f"{directory} holds a run already; give another --out, or --resume to go on with it")
         changed = configs.differences(configs.load(written), self._config)
         if changed:
             raise InputError(

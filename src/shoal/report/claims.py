@@ -101,7 +101,7 @@ def _speedup(groups: Groups) -> Claim:
 def _cheaper(groups: Groups, other: str, field: str, target: float, factor: float | None = None) -> Claim:
     """Whether II reaches the target at mu = 0 at less cost than `other`, by about `factor` if given."""
     cost = field.replace("_", " ") if field == "serial_steps" else "learner-steps"
-    about = f"about {factor} times " if factor else ""
+    about = f"at least about {factor} times " if factor else ""
     text = f"II reaches {100 * target:g}% in {about}fewer {cost} than {other} at mu = 0"
     if missing := _missing(groups, [("II", 0.0), (other, 0.0)]):
         return Claim(text, None, missing)
@@ -112,7 +112,7 @@ def _cheaper(groups: Groups, other: str, field: str, target: float, factor: floa
     if gap.n == 0:
         n, m = (over_seeds(group.runs, value).n for group in (ours, theirs))
         return Claim(text, None if bool(n) == bool(m) else n > 0, evidence)
-    evidence += f"; over {gap.n} common seeds II takes {_difference(gap, 0)} fewer"
+    evidence += f"; {other} - II over {gap.n} common seeds {_difference(gap, 0)}"
     if factor is None:
         return Claim(text, _positive(gap), evidence)
     ratio = _ratio(theirs, ours, value)

@@ -22,6 +22,8 @@ from shoal.record import runlog
 FORMAT = 1
 SEED_ONLY = ("seed", "name", "out")
 """The config keys that runs of one group may differ in."""
+NO_RESULT = ("timeout_s", "checkpoint_epochs", "keep")
+"""Keys of [run] that no result depends on: runs of one group may differ in them too."""
 
 COSTS = ("serial_steps", "learner_steps", "busy_rank_s", "allocated_rank_s", "train_s")
 ROUND_FIELDS = ("epoch", "consumed", "learners", "ranks", "loss", *COSTS)
@@ -132,15 +134,17 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def group_key(config: Mapping[str, Any]) -> str:
-    """The same text for configs that differ in seed, name and out only."""
-    return json.dumps({k: v for k, v in config.items() if k not in SEED_ONLY}, sort_keys=True)
+    """The same text for configs that differ in seed, name and out only, or in what no result depends on."""
+    kept = {key: value for key, value in config.items() if key not in SEED_ONLY}
+    kept["run"] = {key: value for key, value in (config.get("run") or {}).items() if key not in NO_RESULT}
+    return json.dumps(kept, sort_keys=True)
 
 
 def schedule_text(config: Mapping[str, Any]) -> str:
     """The learner schedule as the config gives it: a preset's name, "0:2, 6:8", or stages joined so."""
     schedule = (config.get("learners") or {}).get("schedule", "?")
     if isinstance(schedule, list):
-        return ", ".join(f"{stage.get('epoch', '?')}:{stage.get('learners', '?')}" for stage in schedule)
+        return ", ".join(f"{stage.get('at', '?')}:{stage.get('learners', '?')}" for stage in schedule)
     return str(schedule)
 
 
@@ -169,15 +173,15 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """A label for each config: the values it has where the configs differ, or the run's name."""
     flat = [_flatten(run.config) for run in runs]
     keys = sorted({key for config in flat for key in config})
-    keys = [key for key in keys if key not in SEED_ONLY and len({repr(c.get(key)) for c in flat}) > 1]
+    ignored = {*SEED_ONLY, *(f"run.{key}" for key in NO_RESULT)}
+    keys = [key for key in keys if key not in ignored and len({repr(c.get(key)) for c in flat}) > 1]
     if not keys:
         return [str(run.header.get("name") or run.directory.name) for run in runs]
     # The schedule and the momentum come first: they are what shoal is about.
     first = ("learners.schedule", "averaging.momentum", "averaging.steps")
     keys.sort(key=lambda key: (first.index(key) if key in first else len(first), key))
     return [
-        ", ".join(_setting(key, run, config.get(key)) for key in keys)
-        for run, config in zip(runs, flat, strict=True)
+        ", ".join(_setting(key, run, config.get(key)) for key in keys) for run, config in zip(runs, flat, strict=True)
     ]
 
 

@@ -93,9 +93,7 @@ def _cells(row: Row, with_target: bool) -> list[str]:
     if with_target:
         target = row.to_target
         line += (
-            ["-", "-"]
-            if target is None
-            else [_reached(target, e) for e in (target.serial_steps, target.learner_steps)]
+            ["-", "-"] if target is None else [_reached(target, e) for e in (target.serial_steps, target.learner_steps)]
         )
     return line
 
@@ -112,9 +110,7 @@ def _count(estimate: Estimate) -> str:
 
 
 def _aligned(line: Sequence[str], widths: Sequence[int], gap: str) -> str:
-    return gap.join(
-        cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-    )
+    return gap.join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,0 +1,119 @@
+"""The reserve provider on MPI: decisions reach whom they concern, and joiners have the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.backend import numpy_backend
+from shoal.comm.collectives import broadcast
+from shoal.comm.transport import Subset
+from shoal.elastic.master import Decision
+from shoal.elastic.reserve import ReserveProvider
+from shoal.model.flat import Layout, Tensor
+from shoal.sgd.rates import Switch
+from shoal.state import TrainState
+
+pytestmark = pytest.mark.mpi
+
+LAYOUT = Layout([Tensor("w", (300, 7), "weight"), Tensor("m", (7,), "statistic")])
+
+
+def _state(filled_with: float | None) -> TrainState:
+    """A state whose every number says how far training is; None: as a rank that never had it."""
+    state = TrainState(LAYOUT, numpy_backend())
+    if filled_with is not None:
+        _advance_to(state, filled_with)
+    return state
+
+
+def _advance_to(state: TrainState, number: float) -> None:
+    for n, array in enumerate(state.arrays.values()):
+        array[...] = number * 10 + n
+    state.progress.round = int(number)
+    state.progress.train_s = number / 3
+    state.progress.history = [Switch(i, i + 1) for i in range(int(number))]
+
+
+def _is_at(state: TrainState, number: float) -> bool:
+    expected = _state(number)
+    return state.progress == expected.progress and all(
+        array.tobytes() == expected.arrays[name].tobytes() for name, array in state.arrays.items()
+    )
+
+
+@pytest.mark.parametrize("members", ["all", "every other", "last first"])
+def test_hand_over(world: Any, members: str) -> None:
+    ranks = {
+        "all": list(range(world.size)),
+        "every other": list(range(0, world.size, 2)),
+        "last first": [world.size - 1, *range(world.size - 1)],
+    }[members]
+    state = _state(100 if world.rank == ranks[0] else None)
+    if world.rank in ranks:
+        state.hand_over(Subset(world.transport, ranks))
+        assert _is_at(state, 100)
+    else:
+        assert _is_at(state, 0) or state.progress.round == 0
+
+
+def _script(size: int) -> list[Decision]:
+    """Trainings on all sizes after all sizes, twice each, with evaluations and checkpoints in between."""
+    sizes = [n for a in range(1, size + 1) for b in range(1, size + 1) for n in (a, b)]
+    decisions, before = [], 0
+    for n, ranks in enumerate(sizes + sizes):
+        decisions.append(Decision("train", learners=ranks, rate=float(n), ranks=ranks, ranks_before=before))
+        before = ranks
+        if n % 3 == 0:
+            decisions.append(Decision("evaluate"))
+        if n % 4 == 0:
+            decisions.append(Decision("checkpoint"))
+    return [*decisions, Decision("end", reason="done")]
+
+
+def test_every_growth_and_shrinkage_with_the_state(world: Any) -> None:
+    """As in training: only the ranks of the group advance the state; whoever joins must have it at once."""
+    script = _script(world.size)
+    provider = ReserveProvider(world, lambda: False)
+    ahead, rounds = iter(script), 0
+    group, row = None, None
+    state = _state(0 if world.is_master else None)
+
+    def decide(rows: np.ndarray | None) -> Decision:
+        assert (rows is None) == (row is None)
+        if rows is not None:
+            assert rows[:, 0].tolist() == list(range(group.size)) and set(rows[:, 1]) == {rounds}
+        return next(ahead)
+
+    while True:
+        decision = provider.next_decision(group, row, decide)
+        row = None
+        if decision.action == "end":
+            break
+        if decision.action == "evaluate":
+            anchor = state.anchor.copy()
+            broadcast(world.transport, anchor)
+        elif decision.action == "train":
+            group = provider.resize(group, decision, state)
+            assert (group is not None) == (world.rank < decision.ranks)
+            if group is not None:
+                assert group.size == decision.ranks
+                rounds = int(decision.rate) + 1
+                assert _is_at(state, rounds - 1)
+                _advance_to(state, rounds)
+                row = np.array([float(world.rank), float(rounds)])
+    if world.is_master:
+        assert next(ahead, None) is None and rounds == sum(decision.action == "train" for decision in script)
+    if group is not None:
+        group.close()
+
+
+def test_the_same_ranks_keep_their_group(world: Any) -> None:
+    provider = ReserveProvider(world, lambda: False)
+    state = _state(1)
+    first = provider.resize(None, Decision("train", ranks=world.size, ranks_before=0), state)
+    again = provider.resize(first, Decision("train", learners=9, ranks=world.size, ranks_before=world.size), state)
+    assert again is first
+    first.close()
