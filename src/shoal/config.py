@@ -236,6 +236,11 @@ def dump(config: Config) -> str:
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
 
 
+def default_directory(config: Config) -> Path:
+    """Where a run goes that was given no --out."""
+    return Path("runs") / config.name
+
+
 def differences(left: Config, right: Config) -> list[str]:
     """The keys, as `section.key`, that differ and change the result; the name and most of [run] do not."""
     found = []

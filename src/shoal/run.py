@@ -173,8 +173,3 @@ def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
             text=f"this resume runs with another {', '.join(changed)} than the run began with; results may differ "
             "in the last bits",
         )
-
-
-def default_directory(config: Config) -> Path:
-    """Where a run goes that was given no --out."""
-    return Path("runs") / config.name

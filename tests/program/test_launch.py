@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,16 @@ world.Barrier()
 """
 
 LAUNCH = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 from pathlib import Path
 from shoal.jobs.launch import launch
 n, ulfm, stop_file, *command = sys.argv[1:]
 sys.exit(launch(int(n), command, stop_file=Path(stop_file) if stop_file else None, ulfm=ulfm == "ulfm"))
 """
+
+WRAPPER = ("sh", "-c", '"$@"; exit $?', "sh")
+"""A script between mpiexec and the rank, as sites have them; it stays the rank's parent."""
 
 
 class Run:
@@ -86,12 +90,18 @@ class Run:
         ulfm: bool = False,
         bare: bool = False,
         stop_file: bool = False,
-        wrapper: Sequence[str] = (),
+        wrapped: bool = False,
     ) -> None:
         self.here, self.n = here, n
         script = here / "rank.py"
         script.write_text(RANK + body)
-        command = [*wrapper, sys.executable, str(script), str(here), *(["stop"] if stop_file else [])]
+        command = [
+            *(WRAPPER if wrapped else ()),
+            sys.executable,
+            str(script),
+            str(here),
+            *(["stop"] if stop_file else []),
+        ]
         environ = dict(os.environ)
         if bare:
             library = loaded()
@@ -208,7 +218,7 @@ if rank == 2:
     threading.Timer(0.3, load).start()
 (in_python, in_mpi, in_c, asleep)[rank]()
 """
-    job = run(body, 4, ulfm=ulfm)
+    job = run(body, 4, ulfm=ulfm, wrapped=ulfm)
     ranks = job.ranks()
     assert job.wait(10) == 1
     assert len(re.findall("ValueError: in a thread", job.output())) == 1
@@ -217,8 +227,7 @@ if rank == 2:
 
 @pytest.mark.parametrize("victim", ["launcher", "mpiexec", "mpiexec before a wrapper"])
 def test_no_rank_outlives_a_killed_parent(run: Callable[..., Run], victim: str) -> None:
-    wrapper = ["sh", "-c", '"$@"; true', "sh"] if "wrapper" in victim else []
-    job = run("(in_python, in_c, in_mpi)[rank]()", wrapper=wrapper)
+    job = run("(in_python, in_c, in_mpi)[rank]()", wrapped="wrapper" in victim)
     ranks = job.ranks()
     launcher = psutil.Process(job.process.pid)
     killed = launcher if victim == "launcher" else launcher.children()[0]

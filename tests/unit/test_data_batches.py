@@ -19,9 +19,7 @@ def data_of(x: np.ndarray, shift: object = 0.0, scale: object = 1.0) -> DataSet:
     """A set with these training inputs, its labels counting 0, 1, 2, 0, ..."""
     y = np.arange(len(x)) % 3
     split = Split(x, y)
-    return DataSet(
-        "t", "t", split, split, None, 3, np.asarray(shift, np.float32), np.asarray(scale, np.float32)
-    )
+    return DataSet("t", "t", split, split, None, 3, np.asarray(shift, np.float32), np.asarray(scale, np.float32))
 
 
 def batches_of(data: DataSet) -> Batches:
@@ -50,9 +48,7 @@ def test_training_gives_the_mapped_samples_of_the_order(
 
 
 @pytest.mark.parametrize(("x", "shift", "scale"), INPUTS)
-def test_a_sample_has_the_same_bits_in_any_batch_or_chunk(
-    x: np.ndarray, shift: object, scale: object
-) -> None:
+def test_a_sample_has_the_same_bits_in_any_batch_or_chunk(x: np.ndarray, shift: object, scale: object) -> None:
     data = data_of(x, shift, scale)
     batches = batches_of(data)
     whole = batches.chunk(data.train, 0, 20)[0].copy()

@@ -58,9 +58,7 @@ def test_raw_is_philox_of_its_key(seed: int, a: int, b: int, count: int) -> None
 
 @FIXED
 @given(seed=words, a=words, others=st.lists(st.tuples(words, st.text(max_size=5)), max_size=4))
-def test_same_key_gives_same_bits_whatever_is_drawn_between(
-    seed: int, a: int, others: list[tuple[int, str]]
-) -> None:
+def test_same_key_gives_same_bits_whatever_is_drawn_between(seed: int, a: int, others: list[tuple[int, str]]) -> None:
     before = raw(seed, "x", a, 3, 20)
     for other, purpose in others:
         raw(other, purpose, a, 3, 7)

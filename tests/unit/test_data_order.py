@@ -20,9 +20,7 @@ FIXED = settings(derandomize=True, deadline=None)
     seed=st.integers(0, 2**64 - 1),
     rounds=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5), st.integers(1, 6)), max_size=25),
 )
-def test_each_sample_once_an_epoch_for_any_rounds(
-    samples: int, seed: int, rounds: list[tuple[int, int, int]]
-) -> None:
+def test_each_sample_once_an_epoch_for_any_rounds(samples: int, seed: int, rounds: list[tuple[int, int, int]]) -> None:
     """Rounds of P learners, K steps and batch B, each learner taking its own positions."""
     order = SampleOrder(samples, seed)
     used: dict[int, int] = {}

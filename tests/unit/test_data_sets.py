@@ -130,9 +130,7 @@ def test_randomised_labels_are_uniform_and_may_be_true() -> None:
     share=st.floats(0, 1),
     seed=st.integers(0, 2**64 - 1),
 )
-def test_hold_out_takes_exactly_its_count_and_each_class_its_share(
-    labels: list[int], share: float, seed: int
-) -> None:
+def test_hold_out_takes_exactly_its_count_and_each_class_its_share(labels: list[int], share: float, seed: int) -> None:
     strata = np.array(labels)
     count = round(share * len(strata))
     chosen = stratified(strata, count, seed, "test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ def docstrings(section: type) -> dict[str, str]:
     tree = ast.parse(Path(config.__file__).read_text(encoding="utf-8"))
     body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == section.__name__).body
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             found[field.target.id] = text.value.value.strip()
     return found

@@ -42,14 +42,9 @@ RESIZE = {"event": "resize", "time": 9.0, "learners": [2, 4], "ranks": [2, 4], "
 END = {"event": "end", "time": 9.0, "epoch": 2.0, "serial_steps": 1234, "learner_steps": 5678}
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def run(events: list[dict], stream: io.StringIO, step_s: float = 1.0) -> str:
+def run(events: list[dict], stream: io.StringIO, step_s: float = 1.0, width: int = 0) -> str:
     now = [0.0]
-    progress = Progress(2, stream, interval_s=5.0, clock=lambda: now[0])
+    progress = Progress(2, stream, width, interval_s=5.0, clock=lambda: now[0])
     for event in events:
         now[0] += step_s
         progress.on_event(event)
@@ -106,10 +101,8 @@ def test_failures_and_unknown_events():
     )
 
 
-def test_a_terminal_gets_one_line_with_every_figure(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = Terminal()
-    text = run([HEADER, *map(a_round, range(1, 9)), EVALUATION, RESIZE, a_round(9, 4)], stream)
+def test_a_terminal_gets_one_line_with_every_figure():
+    text = run([HEADER, *map(a_round, range(1, 9)), EVALUATION, RESIZE, a_round(9, 4)], io.StringIO(), width=80)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert "resize: 2 -> 4" in plain
     last = re.split(r"[\r\n]+", plain.strip())[-1]

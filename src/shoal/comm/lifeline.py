@@ -171,8 +171,8 @@ class _Summons:
     def __init__(self, world: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
-        self._parent = os.getppid()
-        self._beside = not _name(self._parent).startswith("prted")
+        self._launcher = _ancestors()[-1]
+        self._beside = not _name(self._launcher).startswith("prted")
         beside = world.allgather(self._beside)
         self._helpers = [rank for rank, is_beside in enumerate(beside) if is_beside]
         self._others = [rank for rank, is_beside in enumerate(beside) if not is_beside]
@@ -220,9 +220,9 @@ class _Summons:
                     self._others.remove(rank)
 
     def _end_launcher(self) -> None:
-        """SIGTERM to the parent if it starts ranks (never to the shell of a run without mpiexec)."""
-        if os.getppid() == self._parent and _is_launcher(self._parent):
-            os.kill(self._parent, signal.SIGTERM)
+        """SIGTERM to what started this rank (never to the shell of a run without mpiexec)."""
+        if _ancestors()[-1] == self._launcher and _is_launcher(self._launcher):
+            os.kill(self._launcher, signal.SIGTERM)
 
 
 def die_with_parent() -> None:

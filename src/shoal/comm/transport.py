@@ -49,12 +49,8 @@ class MpiTransport:
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         self._backend.synchronize()
-        incoming = [
-            (peer, self.comm.Irecv(piece, peer, _TAG)) for peer, array in receives for piece in _pieces(array)
-        ]
-        outgoing = [
-            (peer, self.comm.Isend(piece, peer, _TAG)) for peer, array in sends for piece in _pieces(array)
-        ]
+        incoming = [(peer, self.comm.Irecv(piece, peer, _TAG)) for peer, array in receives for piece in _pieces(array)]
+        outgoing = [(peer, self.comm.Isend(piece, peer, _TAG)) for peer, array in sends for piece in _pieces(array)]
         self.wait(incoming + outgoing)
 
     def sum(self, array: Array) -> None:

@@ -34,9 +34,7 @@ def features(values: Any, name: str) -> np.ndarray:
     x = as_array(values, name)
     x = x.astype(np.float32 if x.dtype == np.float16 else x.dtype.newbyteorder("="), copy=False)
     if x.dtype not in (np.uint8, np.float32, np.float64):
-        raise InputError(
-            f"{name} has dtype {x.dtype}, but inputs must be uint8, float32 or float64; convert it."
-        )
+        raise InputError(f"{name} has dtype {x.dtype}, but inputs must be uint8, float32 or float64; convert it.")
     if x.ndim < 2:
         raise InputError(
             f"{name} has shape {x.shape}, but inputs need a sample axis and at least one more, "
@@ -135,6 +133,5 @@ def _finite(array: np.ndarray, name: str) -> None:
         first = np.unravel_index(int(np.argmin(finite)), array.shape)
         place = ", ".join(str(int(i)) for i in first)
         raise InputError(
-            f"{name}[{place}] is {array[first]}, but values must be finite in float32; "
-            f"remove or replace the sample."
+            f"{name}[{place}] is {array[first]}, but values must be finite in float32; remove or replace the sample."
         )

@@ -114,9 +114,7 @@ def _cifar10_file(path: Path, records: int) -> np.ndarray:
     try:
         found = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}), but cifar10 needs it; {again}."
-        ) from error
+        raise InputError(f"{path} cannot be read ({error.strerror}), but cifar10 needs it; {again}.") from error
     if len(found) != expected_bytes:
         what = "truncated" if len(found) < expected_bytes else "not made of CIFAR-10's records"
         raise InputError(

@@ -140,9 +140,7 @@ def _digits(options: DataOptions, seed: int) -> DataSet:
 
 def _digits_noisy(options: DataOptions, seed: int) -> DataSet:
     if not 0 <= options.noise <= 1:
-        raise InputError(
-            f"data.noise is {options.noise}, but must lie in 0 ... 1; it is a share of the labels."
-        )
+        raise InputError(f"data.noise is {options.noise}, but must lie in 0 ... 1; it is a share of the labels.")
     data = _digits(options, seed)
     noisy = Split(data.train.x, randomised(data.train.y, options.noise, data.classes, seed))
     caption = f"digits, {100 * options.noise:g}% of training labels randomised"
@@ -171,9 +169,7 @@ def _synthetic(options: DataOptions, seed: int) -> DataSet:
         if value < 1:
             raise InputError(f"data.{key} is {value}, but must be at least 1; synthetic data needs some.")
     if not shape or min(shape) < 1:
-        raise InputError(
-            f"data.shape is {list(shape)}, but needs one or more positive sizes, as in [8, 8, 1]."
-        )
+        raise InputError(f"data.shape is {list(shape)}, but needs one or more positive sizes, as in [8, 8, 1].")
     parts: list[np.ndarray] = []
     for part, samples in enumerate((options.train, options.test)):
         size = samples * int(np.prod(shape))
@@ -233,9 +229,7 @@ def _mapped(data: DataSet, shift: float | np.ndarray, scale: float | np.ndarray)
 def _hold_out(data: DataSet, share: float, seed: int) -> DataSet:
     """Move a share of the training set, of each class alike, to a validation set."""
     if not 0 <= share < 1:
-        raise InputError(
-            f"data.validation is {share}, but must lie in [0, 1); it is a share of the training set."
-        )
+        raise InputError(f"data.validation is {share}, but must lie in [0, 1); it is a share of the training set.")
     if share == 0:
         return data
     samples = len(data.train)

@@ -15,7 +15,7 @@ from shoal.config import Config
 from shoal.errors import InputError
 from shoal.jobs import sweep as sweeps
 from shoal.record.progress import Progress
-from shoal.run import Request, default_directory, run
+from shoal.run import Request, run
 from shoal.session import be_a_rank
 
 
@@ -26,7 +26,7 @@ def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, 
         config = _load(world, path, overrides)
         progress = Progress(config.train.epochs, sys.stdout, width) if world.is_master else None
         listeners = [progress.on_event] if progress else []
-        directory = out or default_directory(config)
+        directory = out or configs.default_directory(config)
         try:
             result = run(world, Request(config, directory, resume, listeners=listeners), life.stop_requested)
         finally:
@@ -56,8 +56,7 @@ def sweep(path: Path, out: Path | None) -> NoReturn:
     """One rank of a sweep. Collective."""
 
     def work(world: World, life: Lifeline) -> int:
-        directory = out or Path("runs") / path.stem
-        return sweeps.work(world, path, directory, life.stop_requested, lambda text: print(text, flush=True))
+        return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True))
 
     be_a_rank(work)
 

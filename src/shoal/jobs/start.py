@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal import config as configs
-from shoal import environment
 from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
-from shoal.jobs import sweep as sweeps
+from shoal.jobs import grid
 from shoal.jobs.launch import find_mpiexec, launch
-from shoal.report.forecast import info_lines
-from shoal.run import default_directory
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,15 @@ def start(target: Path, options: Options) -> int:
     if target.suffix == ".py":
         _refuse_config_options(target, options)
         command = ["script", str(target), *options.arguments]
-    elif sweeps.is_sweep(target):
-        sweep, _ = sweeps.read(target)
-        out = options.out or Path("runs") / sweep.name
+    elif grid.is_sweep(target):
+        sweep, _ = grid.read(target)
+        out = options.out or grid.default_directory(sweep)
         stop_file = out / "stop"
         command = ["sweep", str(target), "--out", str(out)]
     else:
         config = configs.load(target, options.overrides)
         Schedule.of(config)
-        out = options.out or default_directory(config)
+        out = options.out or configs.default_directory(config)
         stop_file = out / "stop"
         settings = [word for text in options.overrides for word in ("--set", text)]
         resume = ["--resume"] if options.resume else []
@@ -63,9 +60,13 @@ def start(target: Path, options: Options) -> int:
 
 def info() -> list[str]:
     """The lines of `shoal info`."""
+    from shoal import environment
+
     mpi = library.loaded()
     found = {"mpi": f"{mpi} ({mpi.path or 'path unknown'})", "mpiexec": str(find_mpiexec(mpi))}
-    return info_lines(environment.describe(), found, [])
+    rows = {**environment.describe(), **found, "devices": "none used (the backend is NumPy)"}
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
 def _refuse_config_options(target: Path, options: Options) -> None:

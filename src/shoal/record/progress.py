@@ -56,9 +56,9 @@ class View:
 class Progress:
     """Shows a run of `total_epochs` on `stream`.
 
-    On a terminal one line is redrawn in place (mpiexec hides the terminal from its ranks: then `width` is its
-    width, as the launcher found it); elsewhere a plain line is printed at each evaluation and
-    resize, and otherwise at most every `interval_s`. `clock` is monotonic, in seconds.
+    On a terminal of `width` columns one line is redrawn in place; with width 0 a plain line is printed at each
+    evaluation and resize, and otherwise at most every `interval_s`. A rank cannot tell which is right: Open MPI
+    gives it a pseudo-terminal in a batch job too, MPICH a pipe on a terminal. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Progress:
     ) -> None:
         self._tracker = _Tracker(total_epochs)
         self._display: _Terminal | _Lines
-        if width or stream.isatty():
+        if width:
             self._display = _Terminal(total_epochs, stream, width, clock)
         else:
             self._display = _Lines(stream, interval_s, clock)
@@ -167,7 +167,7 @@ class _Terminal:
 
         self.clock = clock
         self.drawn_at = clock()
-        console = Console(file=stream, width=width or None, force_terminal=True if width else None)
+        console = Console(file=stream, width=width, force_terminal=True)
         wide = console.width >= 110
         self.per_s = "samples/s" if wide else "/s"
         self.bar = Bar(

@@ -9,6 +9,7 @@ Only the master has a recorder with a directory. Every other rank has one that r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,28 @@ OnEvent = Callable[[dict[str, Any]], None]
 Resumed = tuple[dict[str, np.ndarray], dict[str, Any]]
 """arrays and meta of the checkpoint that a run goes on from"""
 
-_STOP_LOOK_S = 0.2
+_LOOK_EVERY_S = 0.2
 _LEASE_WAIT_S = 15.0
+
+
+class StopFile:
+    """The file `stop` that anyone may put into a run's or a sweep's directory; looked for a few times a second."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "stop"
+        self._looked_s = -math.inf
+        self._seen = False
+
+    def seen(self) -> bool:
+        """Whether it is there, or was when it was last looked for."""
+        if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self._seen = self._path.exists()
+        return self._seen
+
+    def remove(self) -> None:
+        """It was honoured."""
+        self._path.unlink(missing_ok=True)
 
 
 class Recorder:
@@ -50,7 +71,7 @@ class Recorder:
         self._config = config
         self._listeners = list(listeners)
         self._log: runlog.RunLog | None = None
-        self._looked_s = 0.0
+        self._stop_file = StopFile(directory) if directory is not None else None
         if directory is not None:
             self._open(directory, resume)
 
@@ -74,11 +95,8 @@ class Recorder:
         self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
 
     def stop_requested(self) -> str:
-        """The reason if somebody put a `stop` file into the directory; looks a few times a second."""
-        if self.directory is None or time.monotonic() - self._looked_s < _STOP_LOOK_S:
-            return ""
-        self._looked_s = time.monotonic()
-        return "the stop file" if (self.directory / "stop").exists() else ""
+        """The reason if somebody put a `stop` file into the directory, or an empty text."""
+        return "the stop file" if self._stop_file is not None and self._stop_file.seen() else ""
 
     def finish(self, status: int, done: bool) -> None:
         """Wait for the checkpoint, take an honoured `stop` away, write DONE if the run is complete."""
@@ -86,7 +104,8 @@ class Recorder:
             return
         self._writer.wait()
         self._log.sync()
-        (self.directory / "stop").unlink(missing_ok=True)
+        if self._stop_file is not None:
+            self._stop_file.remove()
         if done and not self.complete:
             self._publish("DONE", f"{status}\n")
         self.close()

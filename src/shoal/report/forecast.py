@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.comm.tree import blocks
@@ -55,12 +54,3 @@ def forecast_table(config: Config, data: DataSet, world: int) -> list[Renderable
         f"epochs of {plan.samples:,} samples ({data.caption}), the last round takes {beyond} samples beyond"
     )
     return [table, totals, *(f"warning: {text}" for text in warnings(plan))]
-
-
-def info_lines(environment: dict[str, object], mpi: dict[str, str], devices: list[str]) -> list[str]:
-    """What `shoal info` prints: what is used, and why."""
-    import shoal
-
-    rows = {**environment, **mpi, "devices": ", ".join(devices) or "none", "package": Path(shoal.__file__).parent}
-    width = max(map(len, rows))
-    return [f"{name:<{width}}  {value}" for name, value in rows.items()]
