@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 
 comma := ,
 
-demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 3 seeds; a table, the paper's claims, a figure
+demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 5 seeds; a table, the paper's claims, a figure
 	$(SHOAL) schedule jobs/experiments/digits-noisy.toml
 	$(SHOAL) launch -n 4 jobs/experiments/digits-noisy.toml --out $(DEMO)/paper-V_momentum-0.5_seed-1 --resume
 	$(SHOAL) sweep -n 2 jobs/experiments/demo.toml --out $(DEMO)

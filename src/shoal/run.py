@@ -55,6 +55,8 @@ class Request:
     config: Config
     out: Path | None = None
     resume: bool = False
+    patient: bool = True
+    """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | None = None
     net: Layer | None = None
     listeners: Sequence[OnEvent] = ()
@@ -88,7 +90,7 @@ def _open(world: World, request: Request) -> Recorder:
     recorder, problem, lease = Recorder(None, request.config), "", ""
     if world.is_master:
         try:
-            recorder = Recorder(request.out, request.config, request.resume, request.listeners)
+            recorder = Recorder(request.out, request.config, request.resume, request.patient, request.listeners)
         except InputError as error:
             problem = str(error)
         except errors.LeaseError as error:

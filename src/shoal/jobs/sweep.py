@@ -73,7 +73,7 @@ def _work_through(team: World, members: list[Config], out: Path, stop_requested:
         tried.add(member.name)
         place = f"[{chosen + 1:>{len(str(len(members)))}}/{len(members)}] {member.name}"
         try:
-            result = run(team, Request(member, out / member.name, resume=True), stop_requested)
+            result = run(team, Request(member, out / member.name, resume=True, patient=False), stop_requested)
         except errors.LeaseError:
             continue
         except InputError as error:

@@ -138,10 +138,10 @@ class _Lines:
     def show(self, view: View, note: str, important: bool) -> None:
         if not (important or note or self.clock() - self.shown_at >= self.interval_s):
             return
-        if not self.headed and not note.startswith("run "):
+        if not self.headed and view.learners is not None:
             self._print("".join(f"{name:>{width}}" for name, width in COLUMNS))
             self.headed = True
-        if note.startswith("run "):
+        if view.learners is None or note.startswith("run "):
             self._print(note)
         else:
             cells = zip(view.cells(), COLUMNS, strict=True)
@@ -216,6 +216,8 @@ def _note(event: Event) -> str:
     if kind == "resize":
         (a, b), (c, d) = event["learners"], event["ranks"]
         return f"resize: {a} -> {b} learners, {c} -> {d} ranks, stall {event['stall_ms']:.1f} ms"
+    if kind == "stage" and event["round"]:
+        return f"stage: {event['learners']} learners, K {event['steps']}, batch {event['batch']}"
     if kind == "warning":
         return f"warning: {event.get('text', '')}"
     if kind in ("stop", "failure"):

@@ -57,11 +57,17 @@ class Recorder:
     """Records events to `listeners` and, with a directory, to its log; saves checkpoints there.
 
     Opening with a directory takes its lease. Raises InputError if the directory holds another run, or one
-    that `resume` does not ask to go on with; LeaseError if another process writes there.
+    that `resume` does not ask to go on with; LeaseError if another process writes there (when `patient`, a
+    resume waits a while for one that is just ending).
     """
 
     def __init__(
-        self, directory: Path | None, config: Config, resume: bool = False, listeners: Sequence[OnEvent] = ()
+        self,
+        directory: Path | None,
+        config: Config,
+        resume: bool = False,
+        patient: bool = True,
+        listeners: Sequence[OnEvent] = (),
     ) -> None:
         self.directory = directory
         self.resumed: Resumed | None = None
@@ -73,7 +79,7 @@ class Recorder:
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
         if directory is not None:
-            self._open(directory, resume)
+            self._open(directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
@@ -117,7 +123,7 @@ class Recorder:
             self._log = None
             self._lease.release()
 
-    def _open(self, directory: Path, resume: bool) -> None:
+    def _open(self, directory: Path, resume: bool, wait_s: float) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -126,7 +132,7 @@ class Recorder:
             ) from None
         self._refuse_other_run(directory, resume)
         self._lease = Lease(directory)
-        self._lease.acquire(_LEASE_WAIT_S if resume else 0.0)
+        self._lease.acquire(wait_s)
         self._refuse_other_run(directory, resume)
         self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
         log = directory / "run.jsonl"

@@ -234,8 +234,8 @@ def _legend(figure: Any, axes: Any, entries: int) -> None:
 def _caption(figure: Any, runs: Sequence[Run]) -> None:
     """The data sets, and what the lines are, below the figure; lays the figure out."""
     data = "; ".join(dict.fromkeys(run.caption for run in runs if run.caption))
-    several = len({run.seed for run in runs}) > 1
-    parts = [data, "Lines: mean over seeds, bands: ± 1 s.e." if several else ""]
+    seeds = len({run.seed for run in runs})
+    parts = [data, f"Lines: mean over {seeds} seeds, bands: ± 1 s.e." if seeds > 1 else ""]
     figure.set_layout_engine("constrained")
     figure.supxlabel(". ".join(part for part in parts if part), fontsize=9, color="#555555")
 

@@ -117,7 +117,7 @@ def load_runs(directories: Iterable[Path]) -> list[Run]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups in the order of their first runs; InputError where one config and seed come twice."""
+    """Groups in the order of their labels; InputError where one config and seed come twice."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(group_key(run.config), []).append(run)
@@ -130,7 +130,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                     "which would count the seed twice; leave one of them out"
                 )
     labels = _labels([group[0] for group in members])
-    return [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+    groups = [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
+    return sorted(groups, key=lambda group: group.label)
 
 
 def group_key(config: Mapping[str, Any]) -> str:
