@@ -73,7 +73,9 @@ def train(
         world.agree(problem)
         net = model if isinstance(model, Layer) else None
         directory = Path(out) if out is not None else None
-        result = run(world, Request(config, directory, resume, data_set, net, listeners), life.stop_requested)
+        result = run(
+            world, Request(config, directory, resume, data=data_set, net=net, listeners=listeners), life.stop_requested
+        )
     finally:
         if line:
             line.close()

@@ -88,6 +88,7 @@ CASES = {
     "momentum averaged, K = 1 then 4": Case(
         Options(beta=0.8, average=True), [(10, (4, 1, 5, RATE)), (10, (2, 4, 5, RATE))]
     ),
+    "momentum reset, K = 1 then 4": Case(Options(beta=0.8), [(10, (4, 1, 5, RATE)), (10, (2, 4, 5, RATE))]),
     "momentum reset, K = 4 then 1": Case(Options(beta=0.8), [(10, (4, 4, 5, RATE)), (10, (2, 1, 5, RATE))]),
     "weight decay": Case(Options(weight_decay=0.05), _constant(4, 4)),
 }

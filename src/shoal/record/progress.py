@@ -138,10 +138,11 @@ class _Lines:
     def show(self, view: View, note: str, important: bool) -> None:
         if not (important or note or self.clock() - self.shown_at >= self.interval_s):
             return
-        if not self.headed and view.learners is not None:
+        alone = note.startswith("run ") or (bool(note) and view.learners is None)
+        if not self.headed and not alone:
             self._print("".join(f"{name:>{width}}" for name, width in COLUMNS))
             self.headed = True
-        if view.learners is None or note.startswith("run "):
+        if alone:
             self._print(note)
         else:
             cells = zip(view.cells(), COLUMNS, strict=True)

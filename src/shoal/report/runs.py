@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                 )
     labels = _labels([group[0] for group in members])
     groups = [Group(label, tuple(group)) for label, group in zip(labels, members, strict=True)]
-    return sorted(groups, key=lambda group: group.label)
+    return sorted(groups, key=lambda group: _natural(group.label))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key by which "batch = 8" comes before "batch = 16"."""
+    return [(int(part or 0), "") if i % 2 else (0, part) for i, part in enumerate(re.split(r"(\d+)", text))]
 
 
 def group_key(config: Mapping[str, Any]) -> str:
