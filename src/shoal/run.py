@@ -29,17 +29,19 @@ from shoal.training import Training
 
 @dataclass(frozen=True)
 class Result:
-    """What a training gives: the same on all ranks.
+    """What a training gives: the same on all ranks, but for `master`.
 
     parameters: the final anchor by tensor name, running statistics included, as float32 arrays.
     history: the events of the run, as in run.jsonl, from its very start (over resumes).
     status, reason: 0 and why it ended, or 99 and who asked it to stop.
+    master: whether this rank is the master, the one to print and to write files.
     """
 
     parameters: dict[str, np.ndarray]
     history: list[dict[str, Any]]
     status: int
     reason: str
+    master: bool
 
     @property
     def accuracy(self) -> float:
@@ -129,7 +131,7 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
     history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
     views = job.model.layout.views(job.backend.to_host(training.state.anchor))
     parameters = {name: view.copy() for name, view in views.items()}
-    return Result(parameters, msgspec.json.decode(history), end.status, end.reason)
+    return Result(parameters, msgspec.json.decode(history), end.status, end.reason, world.is_master)
 
 
 def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> None:
