@@ -76,6 +76,10 @@ def train(
         result = run(
             world, Request(config, directory, resume, data=data_set, net=net, listeners=listeners), life.stop_requested
         )
+    except errors.ShoalError as error:
+        if error.agreed:
+            world.close()
+        raise
     finally:
         if line:
             line.close()

@@ -319,9 +319,11 @@ def _explain(message: str, tree: Mapping[str, Any], source: str) -> str:
     if missing := re.search(r"missing required field `(.*)`", rule):
         return f"{source}: {name} has no `{missing[1]}`, which it needs; add it"
     rule = re.sub(r"`", "", rule.replace("Expected `", "expected `")).replace("Invalid enum value", "invalid value")
+    inside_list = any(part.isdigit() for part in path)
+    way_out = "change it there" + ("" if inside_list else f" or with --set {name}=...")
     if choices := _choices(path):
         rule += f" (known: {', '.join(choices)})"
-    return f"{source}: {name} = {value!r} cannot be used: {rule}; change it there or with --set {name}=..."
+    return f"{source}: {name} = {value!r} cannot be used: {rule}; {way_out}"
 
 
 def _item(value: Any, part: str) -> Any:

@@ -43,8 +43,6 @@ class Stopped(ShoalError):  # noqa: N818 - it is no error
 class DeadlineError(ShoalError):
     """A wait passed its deadline; the text names the world ranks that are missing."""
 
-    status = TRY_AGAIN
-
 
 class LeaseError(ShoalError):
     """Another process holds, or has taken over, the run directory."""

@@ -45,4 +45,6 @@ def prepare(config: Config, data: DataSet | None = None, net: Layer | None = Non
     model = Model(net, data.sample_shape, config.model.loss, backend)
     check_fit(data, model)
     batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
-    return Job(config, backend, data, plan, model, batches, LocalSGD(model, batches, config.train, backend))
+    local = LocalSGD(model, batches, config.train, backend)
+    local.rehearse(min(stage.batch for stage in plan.stages))
+    return Job(config, backend, data, plan, model, batches, local)

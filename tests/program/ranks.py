@@ -1,6 +1,7 @@
 """Start ranks from a test: in a session of their own, with a deadline, and with nothing left behind.
 
-A test that starts ranks never is one: the test process does not initialise MPI.
+A test that starts ranks never is one: the test process does not initialise MPI. Processes of a job are known by
+a mark in their environment, since an mpiexec may give its ranks sessions and groups of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 
 import psutil
@@ -22,6 +24,7 @@ from shoal.jobs.launch import environment, find_mpiexec
 END_S = 3.0
 """from SIGTERM to SIGKILL"""
 LONGEST_OUTPUT = 6000
+MARK = "SHOAL_TEST_JOB"
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
@@ -33,10 +36,11 @@ def run(n: int, command: Sequence[str], deadline_s: float = 60.0, status: int | 
     """
     library = loaded()
     arguments = [str(find_mpiexec(library)), "-n", str(n), sys.executable, "-m", "mpi4py", *map(str, command)]
+    mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
             arguments,
-            env=environment(library, os.environ),
+            env={**environment(library, os.environ), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,
@@ -45,10 +49,10 @@ def run(n: int, command: Sequence[str], deadline_s: float = 60.0, status: int | 
         try:
             ended, complaint = process.wait(deadline_s), ""
         except subprocess.TimeoutExpired:
-            alive = ", ".join(_describe(rank) for rank in _in_session(process.pid)) or "no process"
+            alive = ", ".join(map(_describe, _processes(mark))) or "no process"
             ended, complaint = None, f"did not end within {deadline_s:g} s; alive were {alive}"
         finally:
-            _end(process)
+            _end(process, mark)
         written.seek(0)
         output = written.read().decode(errors="replace")
     if ended is not None and (ended == 0 if status is None else ended != status):
@@ -58,26 +62,26 @@ def run(n: int, command: Sequence[str], deadline_s: float = 60.0, status: int | 
     return output
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL for the group, and for what else of its session has a group of its own."""
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGTERM, then SIGKILL for the group and for whatever else is left of the job."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    left = list(_in_session(process.pid))
-    for rank in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            rank.kill()
+        process.wait()
+    left = list(_processes(mark))
+    for one in left:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
     psutil.wait_procs(left, END_S)
 
 
-def _in_session(session: int) -> Iterator[psutil.Process]:
+def _processes(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
                 yield process
 
 

@@ -19,7 +19,8 @@ LOCAL = {"local_momentum": 0.9, "weight_decay": 1e-3}
 
 
 def _case(schedule: Any, epochs: float = 2, batch: int = 3, steps: int = 1, mu: float = 0.0, **sections: Any) -> Any:
-    """A config over 150 samples, tested in 7 chunks. `averaging` and `train` add to those sections, other keywords are sections."""
+    """A config over 150 samples, evaluated in 7 chunks. `averaging` and `train` add to those sections, other
+    keywords are sections."""
     return {
         "data": {"set": "synthetic", "train": 150, "test": 400, **sections.pop("data", {})},
         "model": sections.pop("model", MLP),

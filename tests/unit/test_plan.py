@@ -186,7 +186,7 @@ def test_a_global_batch_is_dealt_evenly_or_refused(learners: int, batch: int) ->
     else:
         with pytest.raises(InputError) as caught:
             make_plan(config, 1000)
-        assert f"batch = {batch}" in str(caught.value) and f"{learners} learners" in str(caught.value)
+        assert f"batch of {batch}" in str(caught.value) and f"{learners} learners" in str(caught.value)
 
 
 def test_every_stage_deals_the_global_batch() -> None:

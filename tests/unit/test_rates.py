@@ -89,6 +89,18 @@ def test_step_decay_is_from_its_epoch_on() -> None:
     assert [_rate(steps, position) for position in positions] == [1, 1, 0.5, 0.5, 0.05, 0.05]
 
 
+@pytest.mark.parametrize(("epoch", "position"), [(0.07, 70), (1.1, 1100), (4.35, 4350), (8.2, 8200), (0.57, 570)])
+def test_step_decay_at_an_epoch_in_decimals(epoch: float, position: int) -> None:
+    """As a stage of the schedule at that epoch; 0.07 * 100 is above 7 in binary."""
+    for samples in (100, 1000):
+        at = position * samples // 1000
+        rates = [
+            learning_rate(_options(base=1.0, decay=[[epoch, 0.5]]), here, samples, END, [Switch(0, 1)], 1)
+            for here in (at - 1, at)
+        ]
+        assert rates == [1.0, 0.5]
+
+
 def test_step_decay_in_any_order() -> None:
     assert _rate(_options(base=1.0, decay=[[3, 0.1], [1, 0.5]]), 2000) == 0.5
 

@@ -1,4 +1,4 @@
-"""Broadcast and gather over binomial trees, written in `Transport.exchange`."""
+"""Broadcast over a binomial tree, and gather, written in `Transport.exchange`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def broadcast_bytes(transport: Transport, data: bytes) -> bytes:
 
 
 def gather(transport: Transport, row: np.ndarray) -> np.ndarray:
-    """The rows of all ranks, (size, len(row)), on rank 0; elsewhere only what passed through. Collective."""
+    """The rows of all ranks, (size, len(row)), on rank 0; elsewhere only the own one. Collective.
+
+    Each rank sends to rank 0 itself: in a tree, a rank that is missing would make its parent seem missing too.
+    """
     rows = np.zeros((transport.size, row.size), row.dtype)
     rows[transport.rank] = row
-    parent, children = _binomial(transport)
-    ends = {child: min(child + (child & -child), transport.size) for child in children}
-    transport.exchange([], [(child, rows[child:end]) for child, end in ends.items()])
-    if parent is not None:
-        end = min(transport.rank + (transport.rank & -transport.rank), transport.size)
-        transport.exchange([(parent, rows[transport.rank : end])], [])
+    if transport.rank == 0:
+        transport.exchange([], [(rank, rows[rank]) for rank in range(1, transport.size)])
+    else:
+        transport.exchange([(0, rows[transport.rank])], [])
     return rows
 
 

@@ -45,6 +45,7 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self.names = tuple(names)
         self._waiter = waiter
+        self._abandoned: list[Any] = []
         self._backend = backend
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -68,6 +69,7 @@ class MpiTransport:
         test = type(pending[0]).Testall if pending else (lambda _: True)
 
         def missing() -> str:
+            self._abandoned.extend(pending)  # MPI may still write to their arrays: keep these alive
             late = {self.names[peer] for peer, request in requests if not request.Test()}
             return f"world rank {', '.join(map(str, sorted(late)))}"
 

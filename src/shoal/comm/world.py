@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.backend import Backend
 from shoal.comm.bell import Bell
-from shoal.comm.collectives import FRAME_BYTES, broadcast
+from shoal.comm.collectives import FRAME_BYTES, broadcast, gather
 from shoal.comm.group import Group
 from shoal.comm.transport import MpiTransport
 from shoal.comm.wait import Waiter
@@ -69,14 +69,9 @@ class World:
         return Group(tuple(ranks), MpiTransport(comm, ranks, self.waiter, self.backend))
 
     def meet(self) -> None:
-        """Wait until all ranks are here; at a deadline the master names those that are not. Collective.
-
-        Each rank tells the master itself: in a tree, a missing rank would make its parent seem missing too."""
+        """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""
         here = np.zeros(1, np.uint8)
-        if self.is_master:
-            self.transport.exchange([], [(rank, here.copy()) for rank in range(1, self.size)])
-        else:
-            self.transport.exchange([(0, here)], [])
+        gather(self.transport, here)
         broadcast(self.transport, here)
 
     def order_reserve(self, rank: int, order: bytes) -> None:
@@ -114,6 +109,7 @@ class World:
 
     def agree(self, problem: str | None) -> None:
         """All go on, or all raise the same InputError: `problem` is what is wrong on this rank. Collective."""
+        self.meet()
         problems = self.comm.allgather(problem)
         found = {text: [r for r, other in enumerate(problems) if other == text] for text in problems if text}
         if found:
@@ -123,6 +119,7 @@ class World:
 
     def agree_same(self, what: str, value: bytes) -> None:
         """Raise on all ranks if `value` differs between them. Collective."""
+        self.meet()
         values = self.comm.allgather(value)
         odd = [rank for rank, other in enumerate(values) if other != values[0]]
         if odd:

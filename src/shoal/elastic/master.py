@@ -22,7 +22,7 @@ from shoal.comm.group import ranks_for
 from shoal.comm.tree import blocks, sum_scalars
 from shoal.comm.world import World
 from shoal.config import Config
-from shoal.elastic.plan import Plan
+from shoal.elastic.plan import Plan, StagePlan, forecast
 from shoal.sgd.rates import Switch, learning_rate
 from shoal.state import TrainState
 
@@ -76,6 +76,8 @@ class Master:
         self._stop = ""
         self._failure = ""
         self._now: Decision | None = None
+        self._logged: dict[str, Any] = {}
+        """the settings of the stage that was logged last"""
         self._calm_ms: deque[float] = deque(maxlen=64)
 
     def decide(self, state: TrainState, round_s: float, rows: np.ndarray | None) -> Decision:
@@ -101,8 +103,10 @@ class Master:
         return self._next_round(state)
 
     def resumed(self, state: TrainState) -> None:
-        """The state came from a checkpoint, so it need not be saved again."""
+        """The state came from a checkpoint, so it need not be saved again, and its stage is in the log."""
         self._saved = state.progress.consumed
+        rows = forecast(self._plan, self._config)
+        self._logged = next((_settings(row.stage) for row in rows if self._saved <= row.consumed), {})
 
     def evaluated(self, state: TrainState, scores: dict[str, dict[str, float]], evaluation_s: float) -> None:
         """Log an evaluation, and remember it for targets and patience."""
@@ -213,18 +217,16 @@ class Master:
             stage.round_samples,
         )
         ranks = len(ranks_for(stage.learners, self._world.order))
-        settings = (stage.learners, stage.steps, stage.momentum, stage.batch)
-        before = self._now
-        self._now = Decision("train", *settings, rate, ranks, before.ranks if before else 0)
-        if before is None or settings != (before.learners, before.steps, before.momentum, before.batch):
-            self._record(
-                "stage",
-                round=progress.round,
-                epoch=progress.consumed / self._plan.samples,
-                learners=stage.learners,
-                steps=stage.steps,
-                momentum=stage.momentum,
-                batch=stage.batch,
-                rate=rate,
-            )
+        settings = _settings(stage)
+        if settings != self._logged:
+            self._logged = settings
+            epoch = progress.consumed / self._plan.samples
+            self._record("stage", round=progress.round, epoch=epoch, **settings, rate=rate)
+        before = self._now.ranks if self._now else 0
+        self._now = Decision("train", **settings, rate=rate, ranks=ranks, ranks_before=before)
         return self._now
+
+
+def _settings(stage: StagePlan) -> dict[str, Any]:
+    """P, K, mu and B."""
+    return {"learners": stage.learners, "steps": stage.steps, "momentum": stage.momentum, "batch": stage.batch}

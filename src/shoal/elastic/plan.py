@@ -149,7 +149,7 @@ def _batch(batch: int, mode: str, learners: int) -> int:
         return batch
     if batch % learners:
         raise InputError(
-            f'train.batch = {batch} with batch_mode "global" cannot be dealt to {learners} learners evenly; '
+            f'a batch of {batch} with train.batch_mode "global" cannot be dealt to {learners} learners evenly; '
             f"use a multiple of {learners}, e.g. {math.ceil(batch / learners) * learners}"
         )
     return batch // learners

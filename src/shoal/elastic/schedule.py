@@ -51,9 +51,9 @@ class Start:
     @staticmethod
     def parse(text: str | float) -> Start:
         """From "3", 3, "1.5" or "30%". Raises InputError."""
-        written = str(text).strip()
+        written = (f"{Decimal(repr(text)):f}" if isinstance(text, float) else str(text)).strip()
         number = written.removesuffix("%").strip()
-        if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", number):
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,15})?|\.[0-9]{1,15}", number):
             raise InputError(f"schedule: a stage starts at {written!r}, which is no epoch or share; {_WAY_OUT}")
         value = Fraction(number)
         if written.endswith("%"):
@@ -103,7 +103,7 @@ class Schedule:
         stages = []
         for part in name.split(","):
             start, colon, learners = part.partition(":")
-            if not colon or not re.fullmatch(r"\s*\d+\s*", learners):
+            if not colon or not re.fullmatch(r"\s*[0-9]{1,9}\s*", learners):
                 raise InputError(f"schedule: {part.strip()!r} in {text!r} is not epoch:learners; {_WAY_OUT}")
             stages.append(Stage(Start.parse(start), int(learners)))
         return _checked(stages)

@@ -14,6 +14,7 @@ from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.jobs import grid
 from shoal.jobs.launch import find_mpiexec, launch
+from shoal.record.lease import Lease
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def start(target: Path, options: Options) -> int:
         resume = ["--resume"] if options.resume else []
         width = ["--width", str(shutil.get_terminal_size().columns)] if sys.stdout.isatty() else []
         command = ["train", str(target), *settings, "--out", str(out), *resume, *width]
+    if stop_file is not None and stop_file.exists():
+        _forget(stop_file)
     return launch(
         options.ranks,
         [sys.executable, "-m", "shoal", *command],
@@ -67,6 +70,14 @@ def info() -> list[str]:
     rows = {**environment.describe(), **found, "devices": "none used (the backend is NumPy)"}
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def _forget(stop_file: Path) -> None:
+    """Remove a stop that was asked of a job that has been killed since; one that still runs keeps it."""
+    lease = Lease(stop_file.parent)
+    if lease.try_acquire():
+        stop_file.unlink(missing_ok=True)
+    lease.release()
 
 
 def _refuse_config_options(target: Path, options: Options) -> None:

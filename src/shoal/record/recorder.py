@@ -22,7 +22,7 @@ from shoal import config as configs
 from shoal.config import Config
 from shoal.errors import InputError
 from shoal.record import durable, runlog
-from shoal.record.checkpoint import CheckpointWriter, newest_loadable
+from shoal.record.checkpoint import NEWEST, CheckpointWriter, load, newest_loadable
 from shoal.record.lease import Lease
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -106,14 +106,13 @@ class Recorder:
 
     def finish(self, status: int, done: bool) -> None:
         """Wait for the checkpoint, take an honoured `stop` away, write DONE if the run is complete."""
-        if self._log is None or self.directory is None:
-            return
-        self._writer.wait()
-        self._log.sync()
+        if self._log is not None:
+            self._writer.wait()
+            self._log.sync()
+            if done:
+                self._publish("DONE", f"{status}\n")
         if self._stop_file is not None:
             self._stop_file.remove()
-        if done and not self.complete:
-            self._publish("DONE", f"{status}\n")
         self.close()
 
     def close(self) -> None:
@@ -131,30 +130,61 @@ class Recorder:
                 f"the run directory {directory} cannot be made ({error.strerror}); give another --out"
             ) from None
         self._refuse_other_run(directory, resume)
+        if self._open_complete(directory):
+            return
         self._lease = Lease(directory)
         self._lease.acquire(wait_s)
-        self._refuse_other_run(directory, resume)
+        try:
+            self._refuse_other_run(directory, resume)
+            if self._open_complete(directory):
+                self._lease.release()
+            else:
+                self._open_to_write(directory)
+        except BaseException:
+            self._lease.release()
+            raise
+
+    def _open_complete(self, directory: Path) -> bool:
+        """Take a run that is DONE as it is, and write nothing; False if it is not, or lost its last state."""
+        if not (directory / "DONE").exists():
+            return False
+        try:
+            arrays, meta = load(directory / NEWEST)
+        except InputError:
+            return False
+        self.resumed = arrays, msgspec.json.decode(meta)
+        self.history = runlog.read(directory / "run.jsonl")
+        self.complete = True
+        return True
+
+    def _open_to_write(self, directory: Path) -> None:
+        """Go on from the newest checkpoint that loads, or start."""
+        (directory / "DONE").unlink(missing_ok=True)
+        for left_by_a_kill in directory.glob("*.tmp-*"):
+            left_by_a_kill.unlink(missing_ok=True)
         self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
-        log = directory / "run.jsonl"
+        log, damage = directory / "run.jsonl", list[str]()
         if any(directory.glob("checkpoint*.h5")):
-            _, arrays, meta = newest_loadable(directory, lambda text: self.event("warning", text=text))
+            _, arrays, meta = newest_loadable(directory, damage.append)
             self.resumed = arrays, msgspec.json.decode(meta)
-            self.complete = (directory / "DONE").exists()
-            if not self.complete:
-                runlog.truncate_to(log, self.resumed[1]["log_bytes"], self._lease.check)
-        elif log.exists():
-            runlog.truncate_to(log, 0, self._lease.check)
-        if self.resumed is None:
+            runlog.truncate_to(log, self.resumed[1]["log_bytes"], self._lease.check)
+        else:
+            if log.exists():
+                runlog.truncate_to(log, 0, self._lease.check)
             self._publish("config.toml", configs.dump(self._config))
         self.history = runlog.read(log) if log.exists() else []
         self._log = runlog.RunLog(log, time.time)
+        for text in damage:
+            self.event("warning", text=text)
 
     def _refuse_other_run(self, directory: Path, resume: bool) -> None:
         written = directory / "config.toml"
-        if not written.exists():
-            return
-        if not resume:
+        if not resume and any((directory / name).exists() for name in (written.name, "run.jsonl", NEWEST)):
             raise InputError(f"{directory} holds a run already; give another --out, or --resume to go on with it")
+        if not written.exists():
+            if (directory / NEWEST).exists():
+                raise InputError(f"{directory} holds a checkpoint but no {written.name}; give another --out")
+            return
         changed = configs.differences(configs.load(written), self._config)
         if changed:
             raise InputError(

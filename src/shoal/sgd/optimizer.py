@@ -45,6 +45,10 @@ class LocalSGD:
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
         model.bind(self.weights, self._gradient)
 
+    def rehearse(self, batch: int) -> None:
+        """Run one step of this batch for nothing, so that what a layer refuses is refused before training."""
+        self.model.gradient(*self._batches.training(0, batch))
+
     def contribute(self, state: State, at: Settings, learner: int, rate: float, out: Array) -> float:
         """Run learner j's K steps of the round at `state`, write its contribution to `out`; its mean loss.
 

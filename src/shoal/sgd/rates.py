@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from msgspec import Struct
 
 from shoal.config import LearningRate
+
+
+_LEAST = 1e-30
+"""No product of decays may round to 0: the rate divides, where velocity = "per_rate"."""
 
 
 class Switch(Struct, frozen=True):
@@ -41,7 +46,7 @@ def learning_rate(
     warmup = 1.0
     if options.warmup_epochs:
         warmup = min(1.0, (position + round_samples) / (options.warmup_epochs * samples))
-    return options.base * scale * warmup * _decay(options, position, samples, end)
+    return max(_LEAST, options.base * scale * warmup * _decay(options, position, samples, end))
 
 
 def _ramped_scale(options: LearningRate, until: int, samples: int, history: Sequence[Switch]) -> float:
@@ -61,7 +66,7 @@ def _scale(options: LearningRate, learners: int) -> float:
 
 def _decay(options: LearningRate, position: int, samples: int, end: int) -> float:
     if not isinstance(options.decay, str):
-        return math.prod(factor for epoch, factor in options.decay if position >= epoch * samples)
+        return math.prod(factor for epoch, factor in options.decay if position >= Fraction(repr(epoch)) * samples)
     remaining = (end - position) / end
     if options.decay == "cosine":
         left = math.sin(math.pi / 2 * remaining) ** 2
