@@ -50,5 +50,8 @@ mpi: $(READY)
 program: $(READY)
 	$(BIN)/python -m pytest tests/program
 
+bench: $(READY)  ## what a sleeping reserve costs and how fast it wakes
+	$(SHOAL) launch -n 4 bench/reserve.py
+
 clean:  ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

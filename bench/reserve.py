@@ -1,4 +1,4 @@
-"""What a sleeping reserve costs, and how fast it wakes: `mpiexec -n 4 python bench/reserve.py [SECONDS]`.
+"""What a sleeping reserve costs, and how fast it wakes: `shoal launch -n 4 bench/reserve.py [SECONDS]`.
 
 Prints, as JSON lines with a header: the share of a core that each reserve uses while it sleeps for SECONDS
 (default 10), and the time from the master's order to the reserve's next statement, over 100 orders each.

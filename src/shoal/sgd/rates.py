@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from shoal.config import LearningRate
 
-
 _LEAST = 1e-30
 """No product of decays may round to 0: the rate divides, where velocity = "per_rate"."""
 
