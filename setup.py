@@ -88,7 +88,7 @@ setup(
             "shoal.kernels._cpu",
             sources=sorted(map(str, SOURCES.glob("*.c"))),
             depends=sorted(map(str, [*SOURCES.glob("*.h"), *SOURCES.glob("*.inc")])),
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-fast-math", "-fno-trapping-math"],
         )
     ],
 )

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #ifndef SHOAL_STREAM_BYTES
-#define SHOAL_STREAM_BYTES (4u << 20) /* outputs from this size on */
+#define SHOAL_STREAM_BYTES (32u << 20) /* all arrays of a call together: more than the caches keep */
 #endif
 
 #if defined(__SSE2__)

@@ -116,8 +116,8 @@ def test_any_order_of_additions_has_the_twins_bits(joins: list[int], size: int, 
 @compiled
 @pytest.mark.parametrize("name", ["sum", "displacement", "displacement in place", "per rate"])
 def test_outputs_that_go_past_the_caches_have_the_twins_bits(name: str) -> None:
-    check_reduction(name, canonical_joins(3), (4 << 20) // 4 + 5, np.float32)
-    big = [numbers((4 << 20) // 4 + 5, np.float32, i) for i in range(3)]
+    check_reduction(name, canonical_joins(3), (32 << 20) // 12 + 5, np.float32)
+    big = [numbers((32 << 20) // 12 + 5, np.float32, i) for i in range(3)]
     agree(lambda by, x: by.delta(np, x[0][1:], x[1][1:], x[2][1:]), big)
 
 
