@@ -1,0 +1,41 @@
+/* What the files of the Python binding share: taking arrays by the buffer protocol, and letting go of the GIL. */
+#ifndef SHOAL_BINDING_H
+#define SHOAL_BINDING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+typedef enum { FITS, OTHER, WRONG } verdict; /* OTHER: not of this kind; WRONG: an exception is set */
+enum { READ = 0, WRITE = PyBUF_WRITABLE };
+
+/* Arrays of one call: of one format and one size. */
+typedef struct {
+    Py_buffer views[5];
+    int count;
+    char format;
+    Py_ssize_t size;
+} arrays;
+
+verdict take_view(Py_buffer *view, PyObject *object, int access, char *format);
+verdict take(arrays *taken, PyObject *object, int access);
+
+/* Release what was taken; True, False, or NULL with the exception. */
+PyObject *give_back(arrays *taken, verdict fit);
+
+static inline Py_ssize_t bytes_of(const arrays *taken) { return taken->count * taken->views[0].len; }
+
+#define SHORT_BYTES 16384 /* work of about a microsecond: another thread could keep the GIL for milliseconds */
+
+#define WITHOUT_GIL(bytes, ...) \
+    { \
+        PyThreadState *thread = (bytes) > SHORT_BYTES ? PyEval_SaveThread() : NULL; \
+        __VA_ARGS__ \
+        if (thread) PyEval_RestoreThread(thread); \
+    }
+
+extern PyType_Spec terms_spec, barrier_spec;
+int add_type(PyObject *module, PyType_Spec *spec, const char *name);
+
+#endif

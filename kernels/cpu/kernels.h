@@ -1,0 +1,70 @@
+/* The hot loops of shoal in portable C11: what each file offers to the Python binding.
+
+   Every product is rounded before it is added (-ffp-contract=off, no fast-math), so that each loop has the bits of
+   its NumPy twin. Arrays given to one call are the same memory or do not overlap. Nothing allocates. */
+#ifndef SHOAL_KERNELS_H
+#define SHOAL_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SHOAL_DEPTH 64 /* sums that may be open at a time */
+#define SHOAL_LINE 8   /* 64-bit words of a rank's line on the board of a barrier */
+
+/* Iterations are independent, although the output may be one of the inputs. */
+#if defined(__clang__)
+#define EACH(i, n) _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < (n); i++)
+#elif defined(__GNUC__)
+#define EACH(i, n) _Pragma("GCC ivdep") for (size_t i = 0; i < (n); i++)
+#else
+#define EACH(i, n) for (size_t i = 0; i < (n); i++)
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Parts to be added, as a stack machine: push part i, then joins[i] times replace the top two by left + right. */
+typedef struct {
+    size_t count, size; /* parts; elements of each */
+    const void *const *parts;
+    const unsigned char *joins;
+} shoal_terms;
+
+typedef enum { SHOAL_SUM, SHOAL_STATISTICS, SHOAL_DISPLACEMENT, SHOAL_PER_RATE } shoal_rule;
+
+/* What becomes of d = scale * sum. Pointers that the rule has no use for are NULL. */
+typedef struct {
+    shoal_rule rule;
+    double scale, mu, rate;
+    const void *a, *v;
+    void *a_out, *v_out; /* the sum itself goes to a_out */
+} shoal_move;
+
+typedef struct {
+    double rate, beta, decay;
+    int nesterov, decays;
+    size_t decayed; /* so many elements from the first on have weight decay */
+} shoal_step;
+
+void shoal_delta_f32(const void *w, const void *a, void *out, size_t n);
+void shoal_delta_f64(const void *w, const void *a, void *out, size_t n);
+void shoal_local_step_f32(void *w, const void *g, void *m, size_t n, const shoal_step *step);
+void shoal_local_step_f64(void *w, const void *g, void *m, size_t n, const shoal_step *step);
+void shoal_reduce_f32(const shoal_terms *terms, const shoal_move *move);
+void shoal_reduce_f64(const shoal_terms *terms, const shoal_move *move);
+
+void shoal_pack_f16(const float *x, uint16_t *out, size_t n);
+void shoal_unpack_f16(const uint16_t *x, float *out, size_t n);
+void shoal_pack_bf16(const float *x, uint16_t *out, size_t n);
+void shoal_unpack_bf16(const uint16_t *x, float *out, size_t n);
+
+/* The board has SHOAL_LINE words a rank. `wait` returns the first member that is missing after `patience_s`, or -1. */
+typedef struct {
+    long spins, yields;
+    double patience_s;
+} shoal_patience;
+
+void shoal_arrive(int64_t *board, int64_t me, int64_t sequence);
+int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int64_t sequence);
+int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t sequence, const shoal_patience *patience);
+
+#endif
