@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 
 import msgspec
+import numpy as np
 from msgspec import Struct, field
 
 from shoal.backend import Array, Backend
-from shoal.comm.collectives import broadcast, broadcast_bytes
+from shoal.comm.collectives import broadcast, broadcast_bytes, gather
 from shoal.comm.transport import Transport
 from shoal.errors import InputError
 from shoal.model.flat import Layout
@@ -51,14 +52,38 @@ class Progress(Struct):
 
 
 class TrainState:
-    """anchor a (layout.size,), velocity v and momentum m (layout.parameters,), and the progress."""
+    """anchor a (layout.size,), velocity v and momentum m (layout.parameters,), and the progress.
 
-    def __init__(self, layout: Layout, backend: Backend) -> None:
-        self.anchor: Array = backend.zeros(layout.size)
-        self.velocity: Array = backend.zeros(layout.parameters)
-        self.momentum: Array = backend.zeros(layout.parameters)
+    There are two versions of the arrays, and the number of the round says which is the present one: a round
+    reads it and writes the other. `memory` is where the ranks of a node share them; else they are this rank's.
+    """
+
+    def __init__(self, layout: Layout, backend: Backend, memory: list[dict[str, Array]] | None = None) -> None:
+        lengths = {"anchor": layout.size, "velocity": layout.parameters, "momentum": layout.parameters}
+        self._versions = memory or [{k: backend.zeros(n) for k, n in lengths.items()} for _ in (0, 1)]
         self.progress = Progress()
         self._backend = backend
+
+    @property
+    def versions(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The present version of the arrays, and the one that the round under way writes."""
+        now = self.progress.round % 2
+        return self._versions[now], self._versions[1 - now]
+
+    @property
+    def anchor(self) -> Array:
+        """The anchor, (layout.size,)."""
+        return self.versions[0]["anchor"]
+
+    @property
+    def velocity(self) -> Array:
+        """The reduction velocity, (layout.parameters,)."""
+        return self.versions[0]["velocity"]
+
+    @property
+    def momentum(self) -> Array:
+        """The local momentum that learners start from, (layout.parameters,)."""
+        return self.versions[0]["momentum"]
 
     @property
     def position(self) -> int:
@@ -68,10 +93,11 @@ class TrainState:
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by name, as they go to a checkpoint."""
-        return {"anchor": self.anchor, "velocity": self.velocity, "momentum": self.momentum}
+        return self.versions[0]
 
     def load(self, arrays: dict[str, Array], progress: Progress) -> None:
         """Take over the arrays and scalars of a checkpoint. Raises InputError if they are of another net."""
+        self.progress = progress
         for name, mine in self.arrays.items():
             if name not in arrays or arrays[name].shape != mine.shape:
                 raise InputError(
@@ -79,12 +105,16 @@ class TrainState:
                     "config and the version of shoal that it was made with"
                 )
             mine[...] = self._backend.xp.asarray(arrays[name])
-        self.progress = progress
 
-    def hand_over(self, transport: Transport) -> None:
-        """Rank 0's state to all ranks of the transport. Collective."""
-        for array in self.arrays.values():
-            broadcast(transport, array)
+    def hand_over(self, transport: Transport, holders: Transport | None) -> None:
+        """Rank 0's state to all ranks of the transport, which know the round. Collective.
+
+        holders: rank 0 and those of them that need the arrays (the others share memory with one that has them);
+        None on a rank that does not. The scalars come when all have the arrays."""
+        if holders is not None:
+            for array in self.arrays.values():
+                broadcast(holders, array)
+        gather(transport, np.zeros(1, np.uint8))
         self.progress = msgspec.msgpack.decode(
             broadcast_bytes(transport, msgspec.msgpack.encode(self.progress)), type=Progress
         )

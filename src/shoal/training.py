@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from shoal import evaluation
-from shoal.comm.collectives import broadcast
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
+from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
 from shoal.elastic.reserve import ReserveProvider
@@ -34,12 +34,14 @@ class Training:
         self._job, self._world, self._recorder = job, world, recorder
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
-        self.state = TrainState(layout, backend)
         size = contribution_size(job.model, config.train)
-        self._reducer = Reducer(backend, size, np.float32, config.run.reproducible)
-        self._mean = backend.zeros(size)
+        most = max(stage.learners for stage in job.plan.stages)
+        self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
+        memory = self.memory if isinstance(self.memory, NodeMemory) else None
+        self.state = TrainState(layout, backend, memory.versions if memory else None)
+        self._reducer = Reducer(backend, size, np.float32, config.run.reproducible, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
-        self._provider = ReserveProvider(world, stop_requested)
+        self._provider = ReserveProvider(world, memory is not None, stop_requested)
         self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)
 
     def run(self) -> Decision:
@@ -49,13 +51,13 @@ class Training:
             asked = time.perf_counter()
             decide = functools.partial(self._master.decide, self.state, round_s)
             decision = self._provider.next_decision(group, row, decide)
-            row = None
+            row, self.state.progress.round = None, decision.round
             if decision.action == "evaluate":
-                self._evaluate()
+                self._evaluate(decision)
             elif decision.action == "checkpoint":
                 self._save()
             elif decision.action == "end":
-                self._finish(group)
+                self._finish(group, decision)
                 return decision
             else:
                 group = self._provider.resize(group, decision, self.state)
@@ -75,16 +77,17 @@ class Training:
             losses.append(self._job.local.contribute(state, at, learner, at.rate, reducer.slot()))
             reducer.add(learner)
         busy_s = time.perf_counter() - start
-        reducer.mean(group, at.learners, self._mean)
-        self._average.commit(state, self._mean, at.steps, at.momentum, at.rate)
+        settings = (at.steps, at.momentum, at.rate)
+        update = functools.partial(self._average.update, state, settings)
+        reducer.reduce(group, at.learners, state.progress.round, update)
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, decision: Decision) -> None:
         """All living ranks evaluate the anchor; reserves receive it first."""
         job, world = self._job, self._world
         start = time.perf_counter()
-        broadcast(world.transport, self.state.anchor)
+        self._provider.spread(self.state.anchor, decision)
         job.backend.xp.copyto(job.local.weights, self.state.anchor)
         if job.config.train.batchnorm_eval == "recalibrate":
             evaluation.recalibrate(job.model, job.batches, len(job.data.train), job.config.seed)
@@ -111,8 +114,8 @@ class Training:
     def _stop_reason(self) -> str:
         return "a signal" if self._stop_requested() else self._recorder.stop_requested()
 
-    def _finish(self, group: Group | None) -> None:
+    def _finish(self, group: Group | None, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""
         if group is not None:
             group.close()
-        broadcast(self._world.transport, self.state.anchor)
+        self._provider.spread(self.state.anchor, decision)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
-from shoal.comm.reducer import Reducer
+from shoal.comm.reducer import Reducer, TermsAt
+from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.errors import DeadlineError
 
 pytestmark = pytest.mark.mpi
 
@@ -28,49 +31,76 @@ def _values(learners: int, size: int, dtype: Any = np.float32) -> list[np.ndarra
     return [draw.standard_normal(size).astype(dtype) for _ in range(learners)]
 
 
-def _mean(reducer: Reducer, group: Any, values: list[np.ndarray]) -> np.ndarray:
-    reducer.start()
-    for learner in group.learners_here(len(values)):
-        reducer.slot()[...] = values[learner]
-        reducer.add(learner)
-    out = np.full_like(values[0], np.nan)
-    reducer.mean(group, len(values), out)
-    return out
+class Means:
+    """A reducer whose update is to keep the mean, in the node's memory or in this rank's own."""
+
+    def __init__(self, world: Any, size: int, shared: bool, reproducible: bool = True) -> None:
+        memory = share(world, Sizes(size, 0, size, max(LEARNERS), np.dtype(np.float32))) if shared else None
+        self._memory = memory if isinstance(memory, NodeMemory) else None
+        self._reducer = Reducer(numpy_backend(), size, np.float32, reproducible, self._memory)
+        self._own = np.empty(size, np.float32)
+        self._round = 0
+
+    def __call__(self, group: Any, values: list[np.ndarray], round: int) -> np.ndarray:
+        out = self._memory.versions[round % 2]["anchor"] if self._memory else self._own
+        reducer = self._reducer
+        reducer.start()
+        for learner in group.learners_here(len(values)):
+            reducer.slot()[...] = values[learner]
+            reducer.add(learner)
+
+        def keep(span: slice, terms: TermsAt) -> None:
+            if span.start < span.stop:
+                kernels.canonical_sum(np, terms(span.start, span.stop), out[span])
+
+        reducer.reduce(group, len(values), round, keep)
+        return out
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 100_003])
-def test_the_canonical_mean_has_the_bits_of_the_tree(world: Any, size: int) -> None:
+def test_the_canonical_mean_has_the_bits_of_the_tree(world: Any, size: int, shared: bool) -> None:
     """On the group that a run would use, twice, and with one reducer through all resizes."""
-    reducer = Reducer(numpy_backend(), size, np.float32, reproducible=True)
-    for learners in LEARNERS:
+    mean = Means(world, size, shared)
+    for n, learners in enumerate(LEARNERS):
         values = _values(learners, size)
         group = world.split(ranks_for(learners, world.order))
         if group is None:
             continue
         expected = (tree_sum(values) * np.float32(1 / learners)).tobytes()
-        assert _mean(reducer, group, values).tobytes() == expected
-        assert _mean(reducer, group, values).tobytes() == expected
+        assert mean(group, values, 2 * n).tobytes() == expected
+        assert mean(group, values, 2 * n + 1).tobytes() == expected
         group.close()
 
 
-def test_learners_change_while_the_group_stays(world: Any) -> None:
-    reducer = Reducer(numpy_backend(), 333, np.float32, reproducible=True)
+@pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
+def test_learners_change_while_the_group_stays(world: Any, shared: bool) -> None:
+    mean = Means(world, 333, shared)
     group = world.split(world.order)
-    for learners in (world.size, 3 * world.size, 2 * world.size, world.size):
+    for n, learners in enumerate((world.size, 3 * world.size, 2 * world.size, world.size)):
         values = _values(learners, 333)
         expected = tree_sum(values) * np.float32(1 / learners)
-        assert _mean(reducer, group, values).tobytes() == expected.tobytes()
+        assert mean(group, values, n).tobytes() == expected.tobytes()
     group.close()
 
 
 @pytest.mark.parametrize("size", [1, 1000])
 def test_the_native_mean_agrees(world: Any, size: int) -> None:
-    reducer = Reducer(numpy_backend(), size, np.float32, reproducible=False)
-    for learners in LEARNERS:
+    mean = Means(world, size, shared=False, reproducible=False)
+    for n, learners in enumerate(LEARNERS):
         values = _values(learners, size)
         group = world.split(ranks_for(learners, world.order))
         if group is None:
             continue
         exact = np.mean(values, axis=0, dtype=np.float64)
-        assert np.abs(_mean(reducer, group, values) - exact).max() <= 1e-6
+        assert np.abs(mean(group, values, n) - exact).max() <= 1e-6
         group.close()
+
+
+def test_a_rank_that_does_not_come_to_a_reduction_is_named(world: Any) -> None:
+    world.waiter.timeout_s = 0.3
+    memory = share(world, Sizes(10, 0, 10, 1, np.dtype(np.float32)))
+    if isinstance(memory, NodeMemory) and world.rank:
+        with pytest.raises(DeadlineError, match="world rank 0, which"):
+            memory.barrier(tuple(range(world.size)), 1)
+    world.waiter.timeout_s = 30.0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.backend import numpy_backend
-from shoal.comm.collectives import broadcast
+from shoal.comm.collectives import broadcast, gather
+from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.transport import Subset
 from shoal.elastic.master import Decision
 from shoal.elastic.reserve import ReserveProvider
@@ -30,9 +31,9 @@ def _state(filled_with: float | None) -> TrainState:
 
 
 def _advance_to(state: TrainState, number: float) -> None:
+    state.progress.round = int(number)
     for n, array in enumerate(state.arrays.values()):
         array[...] = number * 10 + n
-    state.progress.round = int(number)
     state.progress.train_s = number / 3
     state.progress.history = [Switch(i, i + 1) for i in range(int(number))]
 
@@ -53,7 +54,8 @@ def test_hand_over(world: Any, members: str) -> None:
     }[members]
     state = _state(100 if world.rank == ranks[0] else None)
     if world.rank in ranks:
-        state.hand_over(Subset(world.transport, ranks))
+        members = Subset(world.transport, ranks)
+        state.hand_over(members, members)
         assert _is_at(state, 100)
     else:
         assert _is_at(state, 0) or state.progress.round == 0
@@ -64,22 +66,28 @@ def _script(size: int) -> list[Decision]:
     sizes = [n for a in range(1, size + 1) for b in range(1, size + 1) for n in (a, b)]
     decisions, before = [], 0
     for n, ranks in enumerate(sizes + sizes):
-        decisions.append(Decision("train", learners=ranks, rate=float(n), ranks=ranks, ranks_before=before))
+        decisions.append(Decision("train", learners=ranks, rate=float(n), ranks=ranks, ranks_before=before, round=n))
         before = ranks
         if n % 3 == 0:
-            decisions.append(Decision("evaluate"))
+            decisions.append(Decision("evaluate", ranks=ranks, ranks_before=ranks, round=n + 1))
         if n % 4 == 0:
-            decisions.append(Decision("checkpoint"))
-    return [*decisions, Decision("end", reason="done")]
+            decisions.append(Decision("checkpoint", ranks=ranks, ranks_before=ranks, round=n + 1))
+    return [*decisions, Decision("end", ranks=before, ranks_before=before, round=len(2 * sizes), reason="done")]
 
 
-def test_every_growth_and_shrinkage_with_the_state(world: Any) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
+def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> None:
     """As in training: only the ranks of the group advance the state; whoever joins must have it at once."""
     script = _script(world.size)
-    provider = ReserveProvider(world, lambda: False)
+    memory = share(world, Sizes(LAYOUT.size, LAYOUT.parameters, LAYOUT.size, 1, np.dtype(np.float32)))
+    assert isinstance(memory, NodeMemory) == (world.size > 1)
+    shared = shared and isinstance(memory, NodeMemory)
+    provider = ReserveProvider(world, shared, lambda: False)
     ahead, rounds = iter(script), 0
     group, row = None, None
-    state = _state(0 if world.is_master else None)
+    state = TrainState(LAYOUT, numpy_backend(), memory.versions if shared else None)
+    if world.is_master:
+        _advance_to(state, 0)
 
     def decide(rows: np.ndarray | None) -> Decision:
         assert (rows is None) == (row is None)
@@ -89,19 +97,22 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any) -> None:
 
     while True:
         decision = provider.next_decision(group, row, decide)
-        row = None
+        row, state.progress.round = None, decision.round
+        if decision.action in ("evaluate", "end"):
+            provider.spread(state.anchor, decision)
+            assert np.all(state.anchor == 10 * decision.round)
+            world.meet()
         if decision.action == "end":
             break
-        if decision.action == "evaluate":
-            anchor = state.anchor.copy()
-            broadcast(world.transport, anchor)
-        elif decision.action == "train":
+        if decision.action == "train":
             group = provider.resize(group, decision, state)
             assert (group is not None) == (world.rank < decision.ranks)
             if group is not None:
                 assert group.size == decision.ranks
                 rounds = int(decision.rate) + 1
                 assert _is_at(state, rounds - 1)
+                gather(group.transport, np.zeros(1))  # as in a reduction: nobody writes before all have read
+                broadcast(group.transport, np.zeros(1))
                 _advance_to(state, rounds)
                 row = np.array([float(world.rank), float(rounds)])
     if world.is_master:
@@ -111,7 +122,7 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any) -> None:
 
 
 def test_the_same_ranks_keep_their_group(world: Any) -> None:
-    provider = ReserveProvider(world, lambda: False)
+    provider = ReserveProvider(world, False, lambda: False)
     state = _state(1)
     first = provider.resize(None, Decision("train", ranks=world.size, ranks_before=0), state)
     again = provider.resize(first, Decision("train", learners=9, ranks=world.size, ranks_before=world.size), state)

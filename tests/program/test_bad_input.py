@@ -136,7 +136,12 @@ DATA_FILES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any
         {},
         r"cross-entropy.*regression targets",
     ),
-    "samples too small for the net": (_arrays(x_train=X[:, :1, :1], x_test=X[:, :1, :1]), {}, {"width": 0}, r"width = 0"),
+    "samples too small for the net": (
+        _arrays(x_train=X[:, :1, :1], x_test=X[:, :1, :1]),
+        {},
+        {"width": 0},
+        r"width = 0",
+    ),
     "labels for mse": (_arrays(), {}, {"loss": "mse"}, r"mse.*(labels|targets)"),
 }
 

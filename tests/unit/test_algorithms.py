@@ -24,14 +24,14 @@ def _reduce(transport: ThreadTransport, values: list[np.ndarray], rounds: int = 
     """The mean by Exchange, this rank adding its block of learners; `rounds` times with one work memory."""
     learners, size, dtype = len(values), values[0].size, values[0].dtype
     exchange = Exchange(transport, learners, size, BACKEND, dtype)
-    sums, out = SubtreeSums(BACKEND, size, dtype), BACKEND.empty(size, dtype)
+    sums, out = SubtreeSums(np, lambda _: BACKEND.empty(size, dtype)), BACKEND.empty(size, dtype)
     for _ in range(rounds):
         out.fill(np.nan)
         sums.start()
         for learner in blocks(learners, transport.size)[transport.rank]:
             sums.slot()[...] = values[learner]
             sums.add((0, learner))
-        exchange(sums.parts(), out, 1 / learners)
+        exchange(sums.parts, out, 1 / learners)
     return out
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.comm.tree import SubtreeSums
+from shoal import kernels
+from shoal.comm.algorithms import slices
+from shoal.comm.tree import joins
 from shoal.config import from_tree
 from shoal.elastic.plan import StagePlan
 from shoal.job import Job, prepare
@@ -52,14 +54,19 @@ class Rounds:
         return [self.contribution(learner, rate) for learner in range(self.at.learners)]
 
     def go(self, rate: float = 0.05) -> None:
-        sums = SubtreeSums(self.job.backend, self._size, np.float32)
-        sums.start()
-        for learner, contribution in enumerate(self.contributions(rate)):
-            sums.slot()[...] = contribution
-            sums.add((0, learner))
-        mean = sums.total()
-        mean *= 1 / self.at.learners
-        self._average.commit(self.state, mean, self.at.steps, self.mu, rate)
+        self.commit(self.contributions(rate), rate)
+
+    def commit(self, contributions: list[np.ndarray], rate: float, mu: float | None = None) -> None:
+        """Two ranks' share of the update, one after the other, as each would compute its slice."""
+        order = joins([(0, learner) for learner in range(len(contributions))])
+
+        def terms(lo: int, hi: int) -> kernels.Terms:
+            parts = [np.ascontiguousarray(one[lo:hi]) for one in contributions]
+            return kernels.Terms(np, parts, order, 1 / len(contributions))
+
+        settings = (self.at.steps, self.mu if mu is None else mu, rate)
+        for span in slices(self._size, 2):
+            self._average.update(self.state, settings, span, terms)
         self.state.progress.advance(self.at.learners, self.at.steps, self.at.batch)
 
     @property
@@ -134,7 +141,9 @@ def test_bmuf_in_sum_form_is_reduction_momentum(learners: int) -> None:
         m_avg.go()
         summed = -np.sum(bmuf.contributions(), axis=0, dtype=np.float64)[:count]
         filtered = eta * filtered + (1 - eta) * summed
-        bmuf.state.anchor[:count] -= filtered.astype(np.float32)
+        now, after = bmuf.state.versions
+        after["anchor"][...] = now["anchor"]
+        after["anchor"][:count] -= filtered.astype(np.float32)
         bmuf.state.progress.advance(bmuf.at.learners, bmuf.at.steps, bmuf.at.batch)
         assert _close(m_avg.parameters, bmuf.parameters)
 
@@ -145,10 +154,9 @@ def test_statistics_take_no_momentum() -> None:
     layout = rounds.layout
     assert layout.size > layout.parameters
     start, draw = rounds.state.anchor.copy(), np.random.default_rng(0)
-    average = ReductionMomentum(layout, rounds.job.config.averaging, rounds.job.config.train, rounds.job.backend)
     means = [draw.standard_normal(layout.size).astype(np.float32) for _ in range(4)]
     for mean in means:
-        average.commit(rounds.state, mean.copy(), 4, 0.9, 0.1)
+        rounds.commit([mean], 0.1)
     moved = rounds.state.anchor - start
     plain = np.sum(means, axis=0)
     assert _close(moved[layout.parameters :], plain[layout.parameters :], 1e-5)

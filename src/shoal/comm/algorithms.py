@@ -1,8 +1,8 @@
 """Allreduce algorithms: plain functions over a Transport.
 
-`exchange` keeps the canonical order: each rank owns a slice, receives that slice of every rank's subtree sums,
-joins them in the tree's order, and sends the finished slice to all. `native` is the MPI library's own
-allreduce and keeps no order.
+`Exchange` keeps the canonical order: each rank owns a slice, receives that slice of every rank's subtree sums,
+joins them in the tree's order, and sends the finished slice to all. `native` is the MPI library's own allreduce
+and keeps no order.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shoal import kernels
 from shoal.backend import Array, Backend
 from shoal.comm.transport import MpiTransport, Transport
-from shoal.comm.tree import SubtreeSums, blocks, cover
+from shoal.comm.tree import blocks, cover, joins
 
 _SLICE_ITEMS = 16
 """Slices begin at multiples of this, so that no two ranks write to one cache line."""
@@ -22,38 +23,34 @@ class Exchange:
     """The canonical allreduce of `learners` arrays of `size` numbers, dealt in blocks over a transport."""
 
     def __init__(self, transport: Transport, learners: int, size: int, backend: Backend, dtype: Any) -> None:
-        self._transport = transport
-        self._covers = [cover(block) for block in blocks(learners, transport.size)]
+        self._transport, self._backend = transport, backend
+        covers = [cover(block) for block in blocks(learners, transport.size)]
+        self._joins = joins([vertex for vertices in covers for vertex in vertices])
         self._slices = slices(size, transport.size)
         mine = self._slices[transport.rank]
-        self._sums = SubtreeSums(backend, mine.stop - mine.start, dtype)
         self._received = [
             [backend.empty(mine.stop - mine.start, dtype) for _ in vertices] if peer != transport.rank else []
-            for peer, vertices in enumerate(self._covers)
+            for peer, vertices in enumerate(covers)
         ]
 
     def __call__(self, parts: Sequence[Array], out: Array, scale: float) -> None:
         """out = scale * (sum over all learners), the same bits on every rank.
 
         parts: this rank's subtree sums (see `cover`), each (size,); out: (size,), no part. Collective."""
-        rank, peers = self._transport.rank, [p for p in range(self._transport.size) if p != self._transport.rank]
-        self._transport.exchange(
+        transport, rank = self._transport, self._transport.rank
+        peers = [peer for peer in range(transport.size) if peer != rank]
+        transport.exchange(
             [(peer, part[self._slices[peer]]) for peer in peers for part in parts],
             [(peer, array) for peer in peers for array in self._received[peer]],
         )
         mine = self._slices[rank]
-        self._sums.start()
-        for peer, vertices in enumerate(self._covers):
-            arrays = self._received[peer] if peer != rank else [part[mine] for part in parts]
-            for vertex, array in zip(vertices, arrays, strict=True):
-                self._sums.slot()[...] = array
-                self._sums.add(vertex)
+        own = [part[mine] for part in parts]
+        all_parts = [array for peer, arrays in enumerate(self._received) for array in (own if peer == rank else arrays)]
         finished = out[mine]
-        finished[...] = self._sums.total()
-        finished *= scale
-        self._transport.exchange(
-            [(peer, finished) for peer in peers], [(peer, out[self._slices[peer]]) for peer in peers]
+        kernels.canonical_sum(
+            self._backend.xp, kernels.Terms(self._backend.xp, all_parts, self._joins, scale), finished
         )
+        transport.exchange([(peer, finished) for peer in peers], [(peer, out[self._slices[peer]]) for peer in peers])
 
 
 def native(transport: MpiTransport, parts: Sequence[Array], out: Array, scale: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from shoal.backend import Array, Backend
+from shoal.backend import Array
 
 Vertex = tuple[int, int]
 T = TypeVar("T")
@@ -58,47 +58,61 @@ def _join_scalars(left: tuple[Vertex, float], right: tuple[Vertex, float]) -> tu
     return (height + 1, index // 2), value + right[1]
 
 
+def joins(vertices: Sequence[Vertex]) -> tuple[int, ...]:
+    """How many joins follow each of these subtrees, in order, until the root is left: a stack machine's program.
+
+    What is left at the end is joined from the right, since a missing right side adds nothing."""
+    counts, stack = [], list[Vertex]()
+    for vertex in vertices:
+        before = len(stack)
+        push(stack, vertex, lambda left, _: (left[0] + 1, left[1] // 2), lambda one: one)
+        counts.append(before + 1 - len(stack))
+    counts[-1] += len(stack) - 1
+    return tuple(counts)
+
+
 class SubtreeSums:
     """Adds arrays, given in the order of their vertices, into the fewest whole subtrees.
 
-    Holds the few arrays that are open at a time and reuses them; `slot` is where the next one is to be written.
+    Holds the few arrays that are open at a time and reuses them: `allocate(i)` makes the i-th. `slot` is where the
+    next one is to be written.
     """
 
-    def __init__(self, backend: Backend, size: int, dtype: Any) -> None:
-        self._backend, self._size, self._dtype = backend, size, dtype
-        self._free: list[Array] = []
-        self._stack: list[tuple[Vertex, Array]] = []
+    def __init__(self, xp: Any, allocate: Callable[[int], Array]) -> None:
+        self._xp, self._allocate = xp, allocate
+        self._arrays: list[Array] = []
+        self._free: list[int] = []
+        self._stack: list[tuple[Vertex, int]] = []
 
     def start(self) -> None:
         """Forget what was summed."""
-        self._free.extend(array for _, array in self._stack)
         self._stack.clear()
+        self._free = list(range(len(self._arrays)))
 
     def slot(self) -> Array:
         """An array for the next `add`; its contents are old."""
         if not self._free:
-            self._free.append(self._backend.empty(self._size, self._dtype))
-        return self._free[-1]
+            self._free.append(len(self._arrays))
+            self._arrays.append(self._allocate(len(self._arrays)))
+        return self._arrays[self._free[-1]]
 
     def add(self, vertex: Vertex) -> None:
         """Take what was written into `slot` as the sum of `vertex`."""
         push(self._stack, (vertex, self._free.pop()), self._join, lambda item: item[0])
 
+    @property
+    def numbers(self) -> list[int]:
+        """Which of the arrays hold the sums of the subtrees that cover what was added, left to right."""
+        return [number for _, number in self._stack]
+
+    @property
     def parts(self) -> list[Array]:
-        """The sums of the subtrees that cover what was added, left to right."""
-        return [array for _, array in self._stack]
+        """Those arrays."""
+        return [self._arrays[number] for number in self.numbers]
 
-    def total(self) -> Array:
-        """The root: joins what is left from the right (a missing right side adds nothing)."""
-        while len(self._stack) > 1:
-            _, last = self._stack.pop()
-            _, left = self._stack[-1]
-            self._backend.xp.add(left, last, out=left)
-            self._free.append(last)
-        return self._stack[0][1]
-
-    def _join(self, left: tuple[Vertex, Array], right: tuple[Vertex, Array]) -> tuple[Vertex, Array]:
-        (height, index), array = left
-        self._backend.xp.add(array, right[1], out=array)
+    def _join(self, left: tuple[Vertex, int], right: tuple[Vertex, int]) -> tuple[Vertex, int]:
+        (height, index), number = left
+        array = self._arrays[number]
+        self._xp.add(array, self._arrays[right[1]], out=array)
         self._free.append(right[1])
-        return (height + 1, index // 2), array
+        return (height + 1, index // 2), number

@@ -36,10 +36,14 @@ class World:
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         ranks_here = node.allgather(self.rank)
         node.Free()
+        self.node_ranks = tuple(sorted(ranks_here))
+        """world ranks of this node"""
         self.ranks_on_node = len(ranks_here)
         self.cores_on_node = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.waiter = Waiter(timeout_s, crowded=self.ranks_on_node > self.cores_on_node)
         nodes = self.comm.allgather(min(ranks_here))
+        self.node_of = tuple(nodes)
+        """of each world rank, the lowest rank of its node"""
         self.nodes = len(set(nodes))
         self.order = sorted(range(self.size), key=lambda rank: (nodes[rank], rank))
         """world ranks by (node, local rank): the order in which learners are dealt"""

@@ -43,6 +43,8 @@ class Decision(Struct, frozen=True, array_like=True):
     """R; the group is the first R of the world's order"""
     ranks_before: int = 0
     """R until now, 0 at the start"""
+    round: int = 0
+    """rounds done; it says which version of the state is the present one"""
     status: int = errors.DONE
     reason: str = ""
 
@@ -89,17 +91,17 @@ class Master:
         finished = self._finished(state)
         if self._failure:
             self._record("failure", round=progress.round, reason=self._failure)
-            return Decision("end", status=errors.BAD_INPUT, reason=self._failure)
+            return self._without_round("end", state, errors.BAD_INPUT, self._failure)
         if self._evaluation_due(state, finished):
-            return Decision("evaluate")
+            return self._without_round("evaluate", state)
         if self._checkpoint_due(state, finished):
             self._saved = progress.consumed
-            return Decision("checkpoint")
+            return self._without_round("checkpoint", state)
         if finished:
-            return Decision("end", reason=finished)
+            return self._without_round("end", state, errors.DONE, finished)
         if self._stop:
             self._record("stop", round=progress.round, consumed=progress.consumed, reason=self._stop)
-            return Decision("end", status=errors.STOPPED, reason=self._stop)
+            return self._without_round("end", state, errors.STOPPED, self._stop)
         return self._next_round(state)
 
     def resumed(self, state: TrainState) -> None:
@@ -202,6 +204,15 @@ class Master:
         period = every * self._plan.samples
         return bool(finished or self._stop) or (period > 0 and consumed // period > self._saved // period)
 
+    def _without_round(
+        self, action: Literal["evaluate", "checkpoint", "end"], state: TrainState, status: int = 0, reason: str = ""
+    ) -> Decision:
+        """A decision that leaves the group as it is."""
+        ranks = self._now.ranks if self._now else 0
+        return Decision(
+            action, ranks=ranks, ranks_before=ranks, round=state.progress.round, status=status, reason=reason
+        )
+
     def _next_round(self, state: TrainState) -> Decision:
         """The settings of the next round; a new stage is logged and becomes part of the history."""
         progress = state.progress
@@ -223,7 +234,7 @@ class Master:
             epoch = progress.consumed / self._plan.samples
             self._record("stage", round=progress.round, epoch=epoch, **settings, rate=rate)
         before = self._now.ranks if self._now else 0
-        self._now = Decision("train", **settings, rate=rate, ranks=ranks, ranks_before=before)
+        self._now = Decision("train", **settings, rate=rate, ranks=ranks, ranks_before=before, round=progress.round)
         return self._now
 
 

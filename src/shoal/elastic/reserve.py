@@ -6,11 +6,12 @@ the group by broadcast, and to sleeping ranks only when they concern them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shoal.comm.collectives import broadcast_bytes, gather
+from shoal.backend import Array
+from shoal.comm.collectives import broadcast, broadcast_bytes, gather
 from shoal.comm.group import Group
 from shoal.comm.transport import Subset
 from shoal.comm.world import World
@@ -21,10 +22,10 @@ Decide = Callable[[np.ndarray | None], Decision]
 
 
 class ReserveProvider:
-    """Carries decisions to all ranks of a world and makes its groups."""
+    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state."""
 
-    def __init__(self, world: World, stop_requested: Callable[[], bool]) -> None:
-        self._world = world
+    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool]) -> None:
+        self._world, self._shared = world, shared
         self._stop_requested = stop_requested
 
     def next_decision(self, group: Group | None, row: np.ndarray | None, decide: Decide) -> Decision:
@@ -62,6 +63,27 @@ class ReserveProvider:
         ranks = world.order[: decision.ranks]
         new = world.split(ranks)
         knowing = max(decision.ranks_before, 1)
-        if knowing < len(ranks) and (world.is_master or world.rank in ranks[knowing:]):
-            state.hand_over(Subset(world.transport, [ranks[0], *ranks[knowing:]]))
+        joiners = ranks[knowing:]
+        if joiners and (world.is_master or world.rank in joiners):
+            state.hand_over(Subset(world.transport, [ranks[0], *joiners]), self._holders(ranks[:knowing], joiners))
         return new
+
+    def spread(self, anchor: Array, decision: Decision) -> None:
+        """The anchor from the group to all ranks of the world. Collective over the world."""
+        order, known = self._world.order, max(1, decision.ranks)
+        holders = self._holders(order[:known], order[known:])
+        if holders is not None:
+            broadcast(holders, anchor)
+        self._world.meet()
+
+    def _holders(self, knowing: Sequence[int], others: Sequence[int]) -> Subset | None:
+        """The master, and those of the others that must be sent the arrays, if this rank is one of them: all, or
+        where ranks share memory the first of each node on which nobody knows them."""
+        receivers = list(others)
+        if self._shared:
+            node_of = self._world.node_of
+            have = {node_of[rank] for rank in knowing}
+            first = {node_of[rank]: rank for rank in reversed(others) if node_of[rank] not in have}
+            receivers = [rank for rank in others if rank in first.values()]
+        holders = [0, *receivers]
+        return Subset(self._world.transport, holders) if receivers and self._world.rank in holders else None

@@ -1,16 +1,18 @@
-"""The round's arithmetic after the sum: from the mean contribution to the new anchor.
+"""The round's arithmetic after the local steps: from the mean contribution to the next state.
 
     d  = mean_j (w_j - a)
     v <- mu*v + d,        a <- a + v             "displacement": M-AVG; K-AVG at mu = 0
     v <- mu*v + d/rate,   a <- a + rate*v        "per_rate": SlowMo's buffer, which survives a change of the rate
 
-Running statistics of batch norm are averaged (a <- a + d) and take no momentum.
+Running statistics of batch norm are averaged (a <- a + d) and take no momentum. The state has two versions: a
+round reads one and writes the other, each rank those elements that the reducer gives it.
 """
 
 from __future__ import annotations
 
 from shoal import kernels
 from shoal.backend import Array, Backend
+from shoal.comm.reducer import TermsAt
 from shoal.config import Averaging, Train
 from shoal.model.flat import Layout
 from shoal.sgd.interfaces import State
@@ -18,29 +20,61 @@ from shoal.sgd.optimizer import averages_momentum, shares_gradient
 
 
 class ReductionMomentum:
-    """Commits rounds to a state; the same on all ranks, which all have the same mean."""
+    """Makes the update of a round; `mu` and `rate` are the round's."""
 
     def __init__(self, layout: Layout, averaging: Averaging, train: Train, backend: Backend) -> None:
         self._layout, self._averaging, self._train, self._xp = layout, averaging, train, backend.xp
-        self._work = backend.zeros(layout.parameters)
+        self._work = backend.zeros((2, layout.parameters)) if train.local_momentum else None
 
-    def commit(self, state: State, mean: Array, steps: int, mu: float, rate: float) -> None:
-        """Move the anchor by the mean contribution of a round of K = `steps`. Uses `mean` up."""
-        xp, layout = self._xp, self._layout
-        d = mean[: layout.parameters]
+    def update(self, state: State, settings: tuple[int, float, float], span: slice, terms: TermsAt) -> None:
+        """Elements `span` of the next version of the state. settings: K, mu and the rate of the round.
+
+        A contribution is [parameters | statistics | local momentum, where it may be averaged]."""
+        steps, mu, rate = settings
+        layout, (now, after) = self._layout, state.versions
+        trained = _part(span, 0, layout.parameters)
         if shares_gradient(self._train, steps):
-            direction = kernels.momentum_step(
-                xp, state.momentum, d, self._train.local_momentum, self._train.nesterov, self._work
-            )
-            xp.multiply(direction, -rate, out=d)
-        elif averages_momentum(self._train, steps):
-            xp.copyto(state.momentum, mean[layout.size :])
-        else:
-            state.momentum.fill(0)
-        anchor = state.anchor[: layout.parameters]
-        if self._averaging.velocity == "per_rate":
-            kernels.per_rate_update(xp, anchor, state.velocity, d, mu, rate)
-        else:
-            kernels.displacement_update(xp, anchor, state.velocity, d, mu)
-        statistics = slice(layout.parameters, layout.size)
-        xp.add(state.anchor[statistics], mean[statistics], out=state.anchor[statistics])
+            terms = self._step(state, trained, terms, rate)
+        elif self._train.local_momentum and trained is not None and not averages_momentum(self._train, steps):
+            after["momentum"][trained].fill(0)
+        if trained is not None:
+            pairs = [(one["anchor"][trained], one["velocity"][trained]) for one in (now, after)]
+            mean = terms(trained.start, trained.stop)
+            if self._averaging.velocity == "per_rate":
+                kernels.reduce_per_rate(self._xp, mean, pairs[0], pairs[1], (mu, rate))
+            else:
+                kernels.reduce_displacement(self._xp, mean, pairs[0], pairs[1], mu)
+        if (measured := _part(span, layout.parameters, layout.size)) is not None:
+            mean = terms(measured.start, measured.stop)
+            kernels.reduce_statistics(self._xp, mean, now["anchor"][measured], after["anchor"][measured])
+        if (kept := _part(span, layout.size, 2 * layout.size)) is not None and averages_momentum(self._train, steps):
+            own = slice(kept.start - layout.size, kept.stop - layout.size)
+            kernels.canonical_sum(self._xp, terms(kept.start, kept.stop), after["momentum"][own])
+
+    def _step(self, state: State, trained: slice | None, terms: TermsAt, rate: float) -> TermsAt:
+        """Distributed momentum SGD: from the mean gradient to the displacement, -rate * direction."""
+        if trained is None:
+            return terms
+        assert self._work is not None
+        xp, (now, after) = self._xp, state.versions
+        gradient, work = self._work[0][trained], self._work[1][trained]
+        momentum: Array = after["momentum"][trained]
+        kernels.canonical_sum(xp, terms(trained.start, trained.stop), gradient)
+        xp.copyto(momentum, now["momentum"][trained])
+        direction = kernels.momentum_step(
+            xp, momentum, gradient, self._train.local_momentum, self._train.nesterov, work
+        )
+        xp.multiply(direction, -rate, out=gradient)
+
+        def displacement(lo: int, hi: int) -> kernels.Terms:
+            if lo >= self._layout.parameters:
+                return terms(lo, hi)
+            return kernels.Terms(xp, [gradient[lo - trained.start : hi - trained.start]], (0,), 1.0)
+
+        return displacement
+
+
+def _part(span: slice, start: int, stop: int) -> slice | None:
+    """What of [start, stop) lies in the span, None if nothing does."""
+    lo, hi = max(span.start, start), min(span.stop, stop)
+    return slice(lo, hi) if lo < hi else None

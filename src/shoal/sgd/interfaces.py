@@ -23,9 +23,14 @@ class Settings(Protocol):
 class State(Protocol):
     """The arrays of a training between two rounds, and the position in the sample order."""
 
-    anchor: Array
-    velocity: Array
-    momentum: Array
+    @property
+    def versions(self) -> tuple[dict[str, Array], dict[str, Array]]: ...
+
+    @property
+    def anchor(self) -> Array: ...
+
+    @property
+    def momentum(self) -> Array: ...
 
     @property
     def position(self) -> int: ...

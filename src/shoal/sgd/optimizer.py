@@ -41,7 +41,6 @@ class LocalSGD:
         self.weights = backend.zeros(layout.size)
         self._gradient = backend.zeros(layout.parameters)
         self._momentum = backend.zeros(layout.parameters)
-        self._work = backend.zeros(layout.parameters)
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
         model.bind(self.weights, self._gradient)
 
@@ -57,33 +56,28 @@ class LocalSGD:
         shared = shares_gradient(self._options, at.steps)
         xp.copyto(self.weights, state.anchor)
         xp.copyto(self._momentum, state.momentum)
+        parameters = self.weights[: layout.parameters]
+        momentum = self._momentum if self._options.local_momentum else None
+        step = kernels.LocalStep(
+            rate, self._options.local_momentum, self._options.nesterov, self._options.weight_decay, self._decayed
+        )
         position, loss = state.position + learner * at.batch, 0.0
         for _ in range(at.steps):
             x, y = self._batches.training(position, at.batch)
             loss += self.model.gradient(x, y)
-            self._decay()
             if not shared:
-                self._step(rate)
+                kernels.local_step(xp, parameters, self._gradient, momentum, step)
             position += at.learners * at.batch
-        xp.subtract(self.weights, state.anchor, out=out[: layout.size])
+        kernels.delta(xp, self.weights, state.anchor, out[: layout.size])
         if shared:
-            out[: layout.parameters] = self._gradient
+            out[: layout.parameters] = self._decayed_gradient()
         if out.size > layout.size:
             out[layout.size :] = self._momentum
         return loss / at.steps
 
-    def _decay(self) -> None:
+    def _decayed_gradient(self) -> Array:
+        """g + weight_decay*w, where the gradients are averaged and the step is taken once."""
         if self._options.weight_decay:
             decayed = slice(0, self._decayed)
-            xp, work = self._xp, self._work[decayed]
-            xp.multiply(self.weights[decayed], self._options.weight_decay, out=work)
-            xp.add(self._gradient[decayed], work, out=self._gradient[decayed])
-
-    def _step(self, rate: float) -> None:
-        options, direction = self._options, self._gradient
-        if options.local_momentum:
-            direction = kernels.momentum_step(
-                self._xp, self._momentum, direction, options.local_momentum, options.nesterov, self._work
-            )
-        parameters = self.weights[: self.model.layout.parameters]
-        kernels.sgd_step(self._xp, parameters, direction, rate, self._work)
+            self._gradient[decayed] += self._options.weight_decay * self.weights[decayed]
+        return self._gradient

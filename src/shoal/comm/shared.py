@@ -1,0 +1,182 @@
+"""The memory that the ranks of one node share: the state of the training, twice, and what learners contribute.
+
+One memory file without a name (memfd): it leaves nothing behind, whatever is killed. The node's first rank makes
+it, the others open it through /proc. It is large enough for whatever the schedule can ask for, and takes memory
+only where it is touched, so a resize changes a list of ranks and no memory:
+
+    board       a line of 64 bytes a rank, for the barrier
+    table       which of its slots hold a rank's subtree sums, in the order of the tree
+    state       anchor, velocity, momentum: two versions, of which each round reads one and writes the other
+    slots       a rank's work memory for the sums of its learners
+
+A reduction then copies nothing: each rank reads its own slice of every rank's sums where they lie, and writes its
+slice of the new state, which all ranks see.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shoal import kernels
+from shoal.backend import Array
+from shoal.comm.collectives import broadcast_bytes, gather
+from shoal.comm.transport import Subset
+from shoal.comm.wait import Waiter
+from shoal.comm.world import World
+from shoal.errors import DeadlineError
+
+_PAGE = 4096
+_LINE_BYTES = 64
+_SPINS, _YIELDS = 4000, 400
+_LOOK_S = 0.05
+"""A wait in C comes back this often, so that Python sees signals and the deadline."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What has to fit: lengths of the state's arrays, of a contribution, and the most learners there can be."""
+
+    anchor: int
+    velocity: int
+    contribution: int
+    learners: int
+    dtype: np.dtype
+
+    @property
+    def slots(self) -> int:
+        """Sums that a rank may have open at a time: a block of P learners is covered by at most 2*log2(P)
+        subtrees, and one more is being written."""
+        return 2 * self.learners.bit_length() + 2
+
+
+class NodeMemory:
+    """One rank's view of the node's memory. `ranks` are the world ranks of the node, `me` the index among them."""
+
+    def __init__(self, memory: mmap.mmap, ranks: Sequence[int], me: int, sizes: Sizes, waiter: Waiter) -> None:
+        self.ranks, self.me = tuple(ranks), me
+        self._waiter = waiter
+        self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
+        self._bytes = np.frombuffer(memory, np.uint8)
+        places = _places(len(ranks), sizes)
+        self._board = self._view(places["board"], len(ranks) * 8, np.dtype(np.int64))
+        self._table = self._view(places["table"], len(ranks) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
+            len(ranks), -1
+        )
+        self.versions: list[dict[str, Array]] = [
+            {
+                name: self._view(places[f"{name}{k}"], size, sizes.dtype)
+                for name, size in (
+                    ("anchor", sizes.anchor),
+                    ("velocity", sizes.velocity),
+                    ("momentum", sizes.velocity),
+                )
+            }
+            for k in (0, 1)
+        ]
+        self._slots = self._view(places["slots"], len(ranks) * sizes.slots * _padded(sizes), sizes.dtype).reshape(
+            len(ranks), sizes.slots, -1
+        )[:, :, : sizes.contribution]
+
+    def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The indices among this node's ranks of those world ranks that are of this node, in their order."""
+        return tuple(self.ranks.index(rank) for rank in ranks if rank in self.ranks)
+
+    def slot(self, number: int) -> Array:
+        """This rank's work array `number`, (contribution,)."""
+        return self._slots[self.me, number]
+
+    def publish(self, numbers: Sequence[int]) -> None:
+        """Say which slots hold this rank's subtree sums, left to right; seen by the others after a barrier."""
+        row = self._table[self.me]
+        row[0] = len(numbers)
+        row[1 : 1 + len(numbers)] = numbers
+
+    def parts(self, members: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """(member, slot) of the subtree sums that these ranks of the node published, in their order."""
+        return tuple((m, int(n)) for m in members for n in self._table[m, 1 : 1 + self._table[m, 0]])
+
+    def part(self, member: int, number: int) -> Array:
+        """The work array `number` of another rank of the node."""
+        return self._slots[member, number]
+
+    def barrier(self, members: tuple[int, ...], sequence: int) -> None:
+        """Wait until all members (indices among `ranks`) are at `sequence`, which grows from barrier to barrier.
+
+        Raises DeadlineError naming the world ranks that are missing."""
+        if self._line is None or self._line[0] != members:
+            self._line = (members, kernels.barrier(self._board, members, self.me))
+        line = self._line[1]
+        line.arrive(sequence)
+        spins = 0 if self._waiter.crowded else _SPINS
+        end_s = time.monotonic() + self._waiter.timeout_s
+        while line.wait(sequence, spins, _YIELDS, _LOOK_S) >= 0:
+            if time.monotonic() > end_s:
+                late = [self.ranks[m] for m in kernels.missing(self._board, members, sequence)]
+                raise DeadlineError(
+                    f"waited {self._waiter.timeout_s:.0f} s for world rank {', '.join(map(str, late))}, which did "
+                    "not come to a reduction; look at what it is doing, or raise run.timeout_s if it was only slow"
+                )
+
+    def _view(self, start: int, size: int, dtype: np.dtype) -> Array:
+        return self._bytes[start : start + size * dtype.itemsize].view(dtype)
+
+
+def share(world: World, sizes: Sizes) -> NodeMemory | str:
+    """The node's memory, or why there is none (then every rank keeps its own). Collective over the world: there is
+    one on every node or on none."""
+    if world.size == 1:
+        return "there is one rank"
+    if not kernels.orders_memory():
+        return "the kernels are not compiled, and this CPU needs them to order memory between ranks"
+    local = Subset(world.transport, world.node_ranks)
+    n_bytes = _places(local.size, sizes)["end"]
+    made, problem, file = None, "", None
+    try:
+        if local.rank == 0:
+            file = os.fdopen(os.memfd_create("shoal"), "r+b")
+            file.truncate(n_bytes)
+    except (OSError, AttributeError) as error:
+        problem = f"no memory file could be made ({error})"
+    place = f"/proc/{os.getpid()}/fd/{file.fileno()}" if file else ""
+    place = broadcast_bytes(local, place.encode()).decode()
+    try:
+        if place:
+            file = file or Path(place).open("r+b")
+            made = mmap.mmap(file.fileno(), n_bytes)
+    except (OSError, ValueError) as error:
+        problem = f"the node's memory file could not be mapped ({error})"
+    missing = np.flatnonzero(gather(world.transport, np.array([made is None], np.uint8)))
+    missing_text = broadcast_bytes(world.transport, ", ".join(map(str, missing)).encode()).decode()
+    if file is not None:  # all have mapped it, or never will
+        file.close()
+    if missing_text or made is None:
+        return problem or f"world rank {missing_text} could not map the memory of its node"
+    return NodeMemory(made, world.node_ranks, local.rank, sizes, world.waiter)
+
+
+def _padded(sizes: Sizes) -> int:
+    """Elements of a slot, so that each starts on a page."""
+    return -(-sizes.contribution * sizes.dtype.itemsize // _PAGE) * _PAGE // sizes.dtype.itemsize
+
+
+def _places(ranks: int, sizes: Sizes) -> dict[str, int]:
+    """Where each part starts, in bytes, every one on a page; "end" is the size of the file."""
+    item = sizes.dtype.itemsize
+    lengths = [("board", ranks * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
+    for k in (0, 1):
+        lengths.append((f"anchor{k}", sizes.anchor * item))
+        lengths.append((f"velocity{k}", sizes.velocity * item))
+        lengths.append((f"momentum{k}", sizes.velocity * item))
+    lengths.append(("slots", ranks * sizes.slots * _padded(sizes) * item))
+    places, end = {}, 0
+    for name, length in lengths:
+        places[name] = end
+        end += -(-length // _PAGE) * _PAGE
+    return {**places, "end": end}
