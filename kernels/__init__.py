@@ -16,7 +16,7 @@ from shoal.kernels import twins
 from shoal.kernels.barrier import Barrier, barrier, missing, orders_memory
 from shoal.kernels.compiled import backing, cpu
 from shoal.kernels.terms import LocalStep, Terms
-from shoal.kernels.updates import displacement_update, momentum_step, per_rate_update, sgd_step
+from shoal.kernels.twins import momentum_step
 
 __all__ = [
     "Barrier",
@@ -26,17 +26,14 @@ __all__ = [
     "barrier",
     "canonical_sum",
     "delta",
-    "displacement_update",
     "local_step",
     "missing",
     "momentum_step",
     "orders_memory",
     "pack",
-    "per_rate_update",
     "reduce_displacement",
     "reduce_per_rate",
     "reduce_statistics",
-    "sgd_step",
     "unpack",
 ]
 

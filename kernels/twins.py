@@ -54,6 +54,19 @@ def _step_block(xp: Any, w: Any, g: Any, m: Any | None, step: Any, decay: float,
     xp.subtract(w, work, out=w)
 
 
+def momentum_step(xp: Any, m: Any, g: Any, beta: float, nesterov: bool, work: Any) -> Any:
+    """m <- beta*m + g; returns the step's direction: m, or (Nesterov) g + beta*m in `work`.
+
+    Sutskever et al. 2013 in the form of PyTorch's SGD."""
+    xp.multiply(m, beta, out=m)
+    xp.add(m, g, out=m)
+    if not nesterov:
+        return m
+    xp.multiply(m, beta, out=work)
+    xp.add(work, g, out=work)
+    return work
+
+
 def canonical_sum(xp: Any, terms: Any, out: Any) -> None:
     """out = scale * sum of the parts, added in the order of the joins. `terms` is a `Terms`."""
     _same_size(terms.parts[0], out)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import shoal
+from shoal import kernels
 
 SAME_BITS = ("cpu", "blas", "threads", "numpy")
 """What must be equal for a resumed run to have the bits of the uninterrupted one."""
@@ -37,7 +38,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu(),
         **_blas(),
         "backend": "numpy",
-        "kernels": "NumPy twins (no compiled kernels in this version)",
+        "kernels": kernels.backing(),
     }
 
 
