@@ -15,6 +15,7 @@ slice of the new state, which all ranks see.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -137,27 +138,26 @@ def share(world: World, sizes: Sizes) -> NodeMemory | str:
         return "the kernels are not compiled, and this CPU needs them to order memory between ranks"
     local = Subset(world.transport, world.node_ranks)
     n_bytes = _places(local.size, sizes)["end"]
-    made, problem, file = None, "", None
-    try:
+    made, problem, place = None, "", ""
+    with contextlib.ExitStack() as files:  # open until all ranks of the node have mapped the file, or never will
         if local.rank == 0:
-            file = os.fdopen(os.memfd_create("shoal"), "r+b")
-            file.truncate(n_bytes)
-    except (OSError, AttributeError) as error:
-        problem = f"no memory file could be made ({error})"
-    place = f"/proc/{os.getpid()}/fd/{file.fileno()}" if file else ""
-    place = broadcast_bytes(local, place.encode()).decode()
-    try:
+            try:
+                file = files.enter_context(os.fdopen(os.memfd_create("shoal"), "r+b"))
+                file.truncate(n_bytes)
+                place = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            except (OSError, AttributeError) as error:
+                problem = f"no memory file could be made ({error})"
+        place = broadcast_bytes(local, place.encode()).decode()
         if place:
-            file = file or Path(place).open("r+b")
-            made = mmap.mmap(file.fileno(), n_bytes)
-    except (OSError, ValueError) as error:
-        problem = f"the node's memory file could not be mapped ({error})"
-    missing = np.flatnonzero(gather(world.transport, np.array([made is None], np.uint8)))
-    missing_text = broadcast_bytes(world.transport, ", ".join(map(str, missing)).encode()).decode()
-    if file is not None:  # all have mapped it, or never will
-        file.close()
-    if missing_text or made is None:
-        return problem or f"world rank {missing_text} could not map the memory of its node"
+            try:
+                file = files.enter_context(Path(place).open("r+b"))
+                made = mmap.mmap(file.fileno(), n_bytes)
+            except (OSError, ValueError) as error:
+                problem = f"the node's memory file could not be mapped ({error})"
+        missing = np.flatnonzero(gather(world.transport, np.array([made is None], np.uint8)))
+        without = broadcast_bytes(world.transport, ", ".join(map(str, missing)).encode()).decode()
+    if without or made is None:
+        return problem or f"world rank {without} could not map the memory of its node"
     return NodeMemory(made, world.node_ranks, local.rank, sizes, world.waiter)
 
 
