@@ -18,7 +18,7 @@ from shoal import errors
 from shoal.backend import numpy_backend
 from shoal.comm import lifeline
 from shoal.comm.world import World
-from shoal.config import Averaging, Config, LearningRate, Model, Run, Train, from_tree
+from shoal.config import Averaging, Config, Data, LearningRate, Model, Run, Train, from_tree
 from shoal.data.sets import DataSet, from_arrays, open_set
 from shoal.errors import InputError
 from shoal.model.layer import Layer
@@ -51,31 +51,25 @@ def train(
     averaging: shoal.Averaging(steps=K, momentum=mu). learning_rate: a number or shoal.LearningRate(...).
     out: the run directory (log, checkpoints); None records nothing. resume: go on with what is there.
     on_event: called on the master with each event of the log, as a dict. progress: print the progress line.
-    options: seed, name, loss, and every key of [train] and [run], e.g. epochs=40, batch=16, weight_decay=5e-4.
+    options: seed, name, and every key of [train], [run], [model] and [data], e.g. epochs=40, batch=16,
+      loss="mse", validation=0.1.
 
     Raises InputError on all ranks alike, and Stopped after a stop request was honoured.
     """
-    config = _config(model, learners, averaging or Averaging(), learning_rate, dict(options))
     life = lifeline.start()
     from mpi4py import MPI
 
-    world = World(MPI.COMM_WORLD, numpy_backend())
-    listeners = [on_event] if on_event else []
-    line = Progress(config.train.epochs, sys.stdout) if progress and world.is_master else None
-    if line:
-        listeners.append(line.on_event)
+    world, line = World(MPI.COMM_WORLD, numpy_backend()), None
     try:
-        data_set, problem = None, None
-        try:
-            data_set = _data(data, config)
-        except InputError as error:
-            problem = str(error)
-        world.agree(problem)
+        config, data_set = _agreed(world, lambda: _input(model, data, learners, averaging, learning_rate, options))
+        listeners = [on_event] if on_event else []
+        if progress and world.is_master:
+            line = Progress(config.train.epochs, sys.stdout)
+            listeners.append(line.on_event)
         net = model if isinstance(model, Layer) else None
         directory = Path(out) if out is not None else None
-        result = run(
-            world, Request(config, directory, resume, data=data_set, net=net, listeners=listeners), life.stop_requested
-        )
+        request = Request(config, directory, resume, data=data_set, net=net, listeners=listeners)
+        result = run(world, request, life.stop_requested)
     except errors.ShoalError as error:
         if error.agreed:
             world.close()
@@ -89,31 +83,51 @@ def train(
     return result
 
 
-def _config(
+def _agreed(world: World, read: Callable[[], tuple[Config, DataSet]]) -> tuple[Config, DataSet]:
+    """What `read` returns, or the same InputError on all ranks. Collective."""
+    found, problem = None, None
+    try:
+        found = read()
+    except InputError as error:
+        problem = str(error)
+    world.agree(problem)
+    assert found is not None
+    return found
+
+
+def _input(
     model: Layer | str,
+    data: DataSet | Arrays | str,
     learners: str | Sequence[Mapping[str, Any]],
-    averaging: Averaging,
+    averaging: Averaging | None,
     learning_rate: LearningRate | float,
-    options: dict[str, Any],
-) -> Config:
-    tree: dict[str, Any] = {"train": {}, "run": {}, "model": {"net": model if isinstance(model, str) else "custom"}}
-    homes = {"train": Train, "run": Run, "model": Model}
+    options: Mapping[str, Any],
+) -> tuple[Config, DataSet]:
+    """The arguments of `train` as a config and a data set. Raises InputError."""
+    if not isinstance(model, Layer | str):
+        raise InputError(f"model is a {type(model).__name__}; give a net of shoal's layers, or the name of one")
+    tree: dict[str, Any] = {"train": {}, "run": {}, "data": {}, "model": {}}
+    homes = {"train": Train, "run": Run, "model": Model, "data": Data}
     for key, value in options.items():
-        if key in ("seed", "name"):
-            tree[key] = value
-            continue
         home = next((name for name, section in homes.items() if key in section.__struct_fields__), "train")
-        tree[home][key] = value
+        (tree if key in ("seed", "name") else tree[home])[key] = value
+    tree["model"]["net"] = model if isinstance(model, str) else "custom"
+    tree["data"]["set"] = data if isinstance(data, str) else data.name if isinstance(data, DataSet) else "arrays"
     tree["learners"] = {"schedule": learners if isinstance(learners, str) else [dict(stage) for stage in learners]}
-    tree["averaging"] = msgspec.to_builtins(averaging)
-    rate = learning_rate if isinstance(learning_rate, LearningRate) else LearningRate(base=float(learning_rate))
-    tree["learning_rate"] = msgspec.to_builtins(rate)
-    return from_tree(tree, "shoal.train")
+    tree["averaging"] = msgspec.to_builtins(averaging or Averaging())
+    if isinstance(learning_rate, LearningRate):
+        tree["learning_rate"] = msgspec.to_builtins(learning_rate)
+    else:
+        tree["learning_rate"] = {"base": learning_rate}
+    config = from_tree(tree, "shoal.train")
+    return config, _data(data, config)
 
 
 def _data(data: DataSet | Arrays | str, config: Config) -> DataSet:
     if isinstance(data, DataSet):
         return data
     if isinstance(data, str):
-        return open_set(msgspec.structs.replace(config.data, set=data), config.seed)
-    return from_arrays(*data, validation=config.data.validation, seed=config.seed)
+        return open_set(config.data, config.seed)
+    if len(data) != 4:
+        raise InputError(f"data has {len(data)} parts; give x_train, y_train, x_test, y_test, a DataSet or a name")
+    return from_arrays(*data, classes=config.data.classes, validation=config.data.validation, seed=config.seed)

@@ -19,6 +19,16 @@ _out = click.option("--out", type=_FILE, help="The run directory. Default: runs/
 _resume = click.option("--resume", is_flag=True, help="Go on with the run that the directory holds, if it holds one.")
 
 
+class _Starting(click.Command):
+    """Options may stand behind a config; behind a script (.py) all words are the script's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = not str(values.get("target")).endswith(".py")
+        return super().parse_args(ctx, args)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(shoal.__version__, prog_name="shoal")
 def commands() -> None:
@@ -39,7 +49,7 @@ def main() -> NoReturn:
         sys.exit(error.status)
 
 
-@commands.command()
+@commands.command(cls=_Starting)
 @click.option("-n", "ranks", type=click.IntRange(1), default=1, show_default=True, help="Ranks to start.")
 @click.option("--ulfm", is_flag=True, help="Open MPI: start with fault tolerance.")
 @click.option("--mpiexec", "extra", multiple=True, metavar="ARG", help="One more argument for mpiexec.")
@@ -71,15 +81,15 @@ def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bo
     rank.train(config, overrides, out, resume, width)
 
 
-@commands.command(context_settings={"ignore_unknown_options": True})
+@commands.command(cls=_Starting)
 @click.option("--stop-file", type=_FILE, hidden=True)
-@click.argument("path", type=_FILE)
+@click.argument("target", type=_FILE, metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def script(path: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
+def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
     """Be one rank of a script that uses the Python API."""
     from shoal.jobs import rank
 
-    rank.script(path, arguments, stop_file)
+    rank.script(target, arguments, stop_file)
 
 
 @commands.command()

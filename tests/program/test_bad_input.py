@@ -28,15 +28,12 @@ TINY: dict[str, Any] = {
 SETTINGS = {
     "unknown section": ("trian.batch=8", r"trian is not a known key.*train"),
     "mistyped key": ("train.batchs=8", r"train\.batchs is not a known key.*did you mean batch\?"),
-    "text for a number": ("train.batch=eight", r"train\.batch = 'eight'.*int"),
     "a fraction for a count": ("averaging.steps=2.5", r"averaging\.steps = 2\.5.*int"),
     "unknown net": ("model.net=convnet-xl", r"convnet-xl.*convnet-s"),
     "unknown loss": ("model.loss=hinge", r"model\.loss = 'hinge'.*cross-entropy"),
     "unknown set": ("data.set=digit", r"data\.set is 'digit'.*did you mean 'digits'"),
     "schedule from 1": ('learners.schedule="1:2, 3:4"', r"starts at epoch 1, and must start at 0"),
     "schedule not increasing": ('learners.schedule="0:1, 5:2, 3:4"', r"stage at 3 does not start after.*at 5"),
-    "schedule standing still": ('learners.schedule="0:1, 3:2, 3:4"', r"stage at 3 does not start after"),
-    "schedule past the end": ('learners.schedule="0:1, 12:2"', r"stage at 12 starts at or after the end"),
     "schedule of another form": ('learners.schedule="0=1"', r"'0=1'.*is not epoch:learners"),
     "unknown preset": ("learners.schedule=paper-VI", r"'paper-VI' is not a preset.*paper-V"),
     "0 learners": ('learners.schedule="0:1, 3:0"', r"stage at 3 has 0 learners"),
@@ -48,9 +45,7 @@ SETTINGS = {
     "negative rate": ("learning_rate.base=-0.1", r"learning_rate\.base = -0\.1.*> 0"),
     "rate nan": ("learning_rate.base=nan", r"learning_rate\.base = nan.*finite|learning_rate\.base = nan.*> 0"),
     "rate inf": ("learning_rate.base=inf", r"learning_rate\.base = inf.*finite"),
-    "decay to 0": ("learning_rate.decay=[[3, 0.0]]", r"learning_rate\.decay.*> 0"),
     "weight decay inf": ("train.weight_decay=inf", r"train\.weight_decay = inf.*finite"),
-    "epochs nan": ("train.epochs=nan", r"train\.epochs = nan"),
     "epochs inf": ("train.epochs=inf", r"train\.epochs = inf.*finite"),
     "0 epochs": ("train.epochs=0", r"train\.epochs = 0.*> 0"),
     "negative seed": ("seed=-1", r"seed = -1.*>= 0"),
@@ -63,11 +58,8 @@ SETTINGS = {
     "a stage shorter than a round": ("averaging.steps=400", r"one round of.*steps x batch 8 takes.*longer"),
     "a batch that does not divide": (
         "train={batch = 8, batch_mode = 'global', epochs = 10}",
-        r"train\.batch = 8.*3 learners evenly.*multiple of 3",
+        r"a batch of 8 .*3 learners evenly.*multiple of 3",
     ),
-    "validation too small": ("data.validation=0.0001", r"data\.validation is 0\.0001.*holds out 0 of 1437"),
-    "all held out": ("data.validation=0.9999", r"data\.validation is 0\.9999"),
-    "a set without its root": ("data.set=cifar10", r"data\.root is not set"),
 }
 """a --set for the digits config, and what the sentence says"""
 
@@ -99,7 +91,7 @@ def test_a_setting(tmp_path: Path, case: str) -> None:
     _refused(job, pattern, tmp_path, before)
 
 
-@pytest.mark.parametrize("case", ["mistyped key", "schedule not increasing", "unknown set", "rate inf", "K = 0"])
+@pytest.mark.parametrize("case", ["mistyped key", "schedule not increasing"])
 def test_a_setting_under_a_bare_mpiexec(tmp_path: Path, case: str) -> None:
     setting, pattern = SETTINGS[case]
     job = jobs.bare(tmp_path, RANKS, "train", DIGITS, "--out", tmp_path / "run", "--set", setting)
@@ -112,47 +104,21 @@ def _arrays(**changed: Any) -> dict[str, np.ndarray]:
     return {**arrays, "x_test": arrays["x_train"], "y_test": labels, **changed}
 
 
-def _with(array: np.ndarray, index: int, value: float) -> np.ndarray:
-    array = array.copy()
-    array[index] = value
-    return array
-
-
 X, Y = _arrays()["x_train"], _arrays()["y_train"]
-DATA_FILES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any], str]] = {
-    "a label past the classes": (_arrays(y_train=_with(Y, 5, 3)), {"classes": 3}, {}, r"y_train\[5\] is 3.*0 \.\.\. 2"),
-    "a negative label": (_arrays(y_train=_with(Y, 7, -1)), {}, {}, r"y_train\[7\] is -1"),
-    "a test label past the classes": (_arrays(y_test=_with(Y, 2, 9)), {}, {}, r"y_test\[2\] is 9.*3 classes"),
-    "a gap in the labels": (_arrays(y_train=_with(Y, 4, 11)), {}, {}, r"y_train\[4\] is 11.*without a gap"),
-    "fewer targets": (_arrays(y_train=Y[:20]), {}, {}, r"holds 24 samples and .*y_train 20"),
-    "nan in the inputs": (_arrays(x_train=_with(X, 3, np.nan)), {}, {}, r"x_train\[3, .*nan.*finite"),
-    "other test samples": (_arrays(x_test=X[:, :4]), {}, {}, r"x_test holds .*\(4, 8, 1\).*x_train .*\(8, 8, 1\)"),
-    "no samples": (_arrays(x_train=X[:0], y_train=Y[:0]), {}, {}, r"x_train.*empty"),
-    "no test labels": ({k: v for k, v in _arrays().items() if k != "y_test"}, {}, {}, r"no dataset y_test"),
-    "flat samples for a convnet": (_arrays(x_train=X.reshape(24, 64), x_test=X.reshape(24, 64)), {}, {}, r"\(64,\)"),
-    "targets for cross-entropy": (
-        _arrays(y_train=np.ones(24, np.float32), y_test=np.ones(24, np.float32)),
-        {},
-        {},
-        r"cross-entropy.*regression targets",
-    ),
-    "samples too small for the net": (
-        _arrays(x_train=X[:, :1, :1], x_test=X[:, :1, :1]),
-        {},
-        {"width": 0},
-        r"width = 0",
-    ),
-    "labels for mse": (_arrays(), {}, {"loss": "mse"}, r"mse.*(labels|targets)"),
+TARGETS = np.ones(24, np.float32)
+DATA_FILES: dict[str, tuple[dict[str, np.ndarray], dict[str, Any], str]] = {
+    "a label past the classes": (_arrays(y_test=Y + (Y == 2)), {"classes": 3}, r"y_test\[2\] is 3.*0 \.\.\. 2"),
+    "flat samples for a convnet": (_arrays(x_train=X.reshape(24, 64), x_test=X.reshape(24, 64)), {}, r"\(64,\)"),
+    "targets for cross-entropy": (_arrays(y_train=TARGETS, y_test=TARGETS), {}, r"cross-entropy.*regression targets"),
 }
 
 
 @pytest.mark.parametrize("case", DATA_FILES)
 def test_data(tmp_path: Path, case: str) -> None:
-    arrays, data, model, pattern = DATA_FILES[case]
+    arrays, options, pattern = DATA_FILES[case]
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file.update(arrays)
-    sections = {"data": {"set": "hdf5", "root": str(tmp_path / "data.h5"), **data}, "model": model}
-    config = _configured(tmp_path, **sections)
+    config = _configured(tmp_path, data={"set": "hdf5", "root": str(tmp_path / "data.h5"), **options}, model={})
     before = jobs.contents(tmp_path)
     _refused(jobs.launch(tmp_path, RANKS, config, "--out", tmp_path / "run"), pattern, tmp_path, before)
 
@@ -172,10 +138,6 @@ def _cifar10(folder: Path, sizes: Mapping[str, int]) -> Path:
 BROKEN_DATA: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a missing file": ("hdf5", Path.unlink, r"data\.h5 does not exist"),
     "a truncated file": ("hdf5", _cut, r"data\.h5 cannot be read as HDF5.*truncated"),
-    "an empty file": ("hdf5", lambda path: path.write_bytes(b""), r"data\.h5 cannot be read as HDF5"),
-    "another file": ("hdf5", lambda path: path.write_text("x,y\n1,2\n" * 999), r"data\.h5 cannot be read as HDF5"),
-    "a folder": ("hdf5", lambda path: (path.unlink(), path.mkdir()), r"data\.h5 is a folder"),
-    "no CIFAR-10": ("cifar10", Path.unlink, r"data\.h5 does not exist.*cifar10"),
     "truncated CIFAR-10": (
         "cifar10",
         lambda path: (path.unlink(), _cifar10(path, {"data_batch_3.bin": 30_729_000})),
@@ -207,37 +169,34 @@ OTHER_RUNS = {
     "a run that is there": ([], r"run holds a run already; give another --out, or --resume"),
     "another seed": (["--resume", "--set", "seed=2"], r"a run of another config \(seed differ\)"),
     "another net": (["--resume", "--set", "model.hidden=[9]"], r"another config \(model\.hidden differ\)"),
-    "another length": (["--resume", "--set", "train.epochs=3"], r"another config \(train\.epochs differ\)"),
-    "other data": (["--resume", "--set", "data.train=97"], r"another config \(data\.train differ\)"),
 }
 
 
-@pytest.mark.parametrize("bare", [False, True], ids=["launch", "mpiexec"])
 @pytest.mark.parametrize("case", OTHER_RUNS)
-def test_a_directory_that_holds_a_run(finished: Path, case: str, bare: bool) -> None:
+def test_a_directory_that_holds_a_run(finished: Path, case: str) -> None:
     options, pattern = OTHER_RUNS[case]
     before = jobs.contents(finished)
     arguments = [finished / "config.toml", "--out", finished / "run", *options]
+    bare = len(options) == 3
     job = jobs.bare(finished, RANKS, "train", *arguments) if bare else jobs.launch(finished, RANKS, *arguments)
     _refused(job, pattern, finished, before)
 
 
-@pytest.mark.parametrize("kept", ["run.jsonl", "checkpoint.h5"])
-def test_a_directory_that_holds_a_part_of_a_run(tmp_path: Path, finished: Path, kept: str) -> None:
+def test_a_directory_that_holds_a_part_of_a_run(tmp_path: Path, finished: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / kept).write_bytes((finished / "run" / kept).read_bytes())
+    (tmp_path / "run" / "checkpoint.h5").write_bytes((finished / "run" / "checkpoint.h5").read_bytes())
     before = jobs.contents(tmp_path)
     job = jobs.launch(tmp_path, RANKS, finished / "config.toml", "--out", tmp_path / "run")
     _refused(job, r"run holds a run already", tmp_path, before)
 
 
-@pytest.mark.parametrize("case", ["a file", "below a file", "not writable"])
+@pytest.mark.parametrize("case", ["a file", "not writable"])
 def test_a_directory_that_cannot_be_made(tmp_path: Path, case: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o500)
     # root may write anywhere but in the kernel's own folders
     closed = Path("/proc/shoal") if os.geteuid() == 0 else tmp_path / "closed" / "run"
-    out = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "run", "not writable": closed}[case]
+    out = {"a file": tmp_path / "file", "not writable": closed}[case]
     config = _configured(tmp_path)
     before = jobs.contents(tmp_path)
     job = jobs.launch(tmp_path, RANKS, config, "--out", out)
@@ -250,9 +209,8 @@ def _sweep(folder: Path, **settings: Any) -> Path:
     return jobs.write_config(folder / "sweep.toml", {"name": "s", "base": "config.toml", **settings})
 
 
-TARGETS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
+STARTS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
     "no such config": (lambda folder: [folder / "nix.toml"], r"nix\.toml cannot be read \(No such file"),
-    "a folder": (lambda folder: [folder], r"cannot be read \(Is a directory\)"),
     "wrong TOML": (lambda folder: [_write(folder / "x.toml", b"seed = = 1")], r"x\.toml is not valid TOML.*line 1"),
     "not text": (lambda folder: [_write(folder / "x.toml", b"\xff\xfe\x00")], r"x\.toml is not valid TOML.*utf-8"),
     "no such script": (lambda folder: [folder / "nix.py"], r"script .*nix\.py does not exist"),
@@ -279,15 +237,15 @@ def _write(path: Path, content: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("case", STARTS)
 def test_what_is_to_be_started(tmp_path: Path, case: str) -> None:
-    make, pattern = TARGETS[case]
+    make, pattern = STARTS[case]
     arguments = make(tmp_path)
     before = jobs.contents(tmp_path)
     _refused(jobs.launch(tmp_path, RANKS, *arguments), pattern, tmp_path, before)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 2}, {"averaging": {"momentum": 0.5}}, {"run": {"keep": 3}}], ids=str)
+@pytest.mark.parametrize("changed", [{"averaging": {"momentum": 0.5}}], ids=str)
 def test_ranks_with_different_configs(tmp_path: Path, changed: dict[str, Any]) -> None:
     one = _configured(tmp_path)
     other = jobs.write_config(tmp_path / "other.toml", {**TINY, **changed})

@@ -13,6 +13,7 @@ from shoal.comm.lifeline import Lifeline
 from shoal.comm.world import World
 from shoal.config import Config
 from shoal.errors import InputError
+from shoal.jobs import grid
 from shoal.jobs import sweep as sweeps
 from shoal.record.progress import Progress
 from shoal.run import Request, run
@@ -46,7 +47,11 @@ def script(path: Path, arguments: Sequence[str], stop_file: Path | None) -> NoRe
         world.agree(None if path.is_file() else f"script {path} does not exist; name an existing .py file")
         sys.argv = [str(path), *arguments]
         sys.path.insert(0, str(path.resolve().parent))
-        runpy.run_path(str(path), run_name="__main__")
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
         return 0
 
     be_a_rank(work, stop_file)
@@ -58,7 +63,15 @@ def sweep(path: Path, out: Path | None) -> NoReturn:
     def work(world: World, life: Lifeline) -> int:
         return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True))
 
-    be_a_rank(work)
+    be_a_rank(work, _stop_file_of_sweep(path, out))
+
+
+def _stop_file_of_sweep(path: Path, out: Path | None) -> Path | None:
+    """What tells all teams of a signal that reached a rank of one; None for a sweep that will be refused."""
+    try:
+        return (out or grid.default_directory(grid.read(path)[0])) / "stop"
+    except InputError:
+        return None
 
 
 def _load(world: World, path: Path, overrides: Sequence[str]) -> Config:

@@ -32,33 +32,51 @@ class Options:
 
 def start(target: Path, options: Options) -> int:
     """Start `target` on the ranks, wait, return the exit status. Raises InputError before anything is started."""
-    stop_file = None
     if target.suffix == ".py":
-        _refuse_config_options(target, options)
-        command = ["script", str(target), *options.arguments]
-    elif grid.is_sweep(target):
-        sweep, _ = grid.read(target)
-        out = options.out or grid.default_directory(sweep)
-        stop_file = out / "stop"
-        command = ["sweep", str(target), "--out", str(out)]
+        command, out = _script(target, options), None
+    elif options.arguments:
+        raise InputError(
+            f"{target} takes no arguments, and {' '.join(options.arguments)} stands after it; leave that out, or "
+            "use --set KEY=VALUE with a config"
+        )
     else:
-        config = configs.load(target, options.overrides)
-        Schedule.of(config)
-        out = options.out or configs.default_directory(config)
-        stop_file = out / "stop"
-        settings = [word for text in options.overrides for word in ("--set", text)]
-        resume = ["--resume"] if options.resume else []
-        width = ["--width", str(shutil.get_terminal_size().columns)] if sys.stdout.isatty() else []
-        command = ["train", str(target), *settings, "--out", str(out), *resume, *width]
-    if stop_file is not None and stop_file.exists():
-        _forget(stop_file)
+        command, out = (_sweep if grid.is_sweep(target) else _config)(target, options)
     return launch(
         options.ranks,
         [sys.executable, "-m", "shoal", *command],
-        stop_file=stop_file,
+        stop_file=out / "stop" if out else None,
         ulfm=options.ulfm,
         extra=options.extra,
     )
+
+
+def _script(target: Path, options: Options) -> list[str]:
+    if options.overrides or options.out or options.resume:
+        raise InputError(
+            f"--set, --out and --resume are for configs, and {target} is a script; give it arguments of its own "
+            "after its name"
+        )
+    return ["script", "--", str(target), *options.arguments]
+
+
+def _sweep(target: Path, options: Options) -> tuple[list[str], Path]:
+    if options.overrides:
+        raise InputError(f"--set is for configs, and {target} is a sweep; change its base config or its [grid]")
+    sweep, members = grid.read(target)
+    out = options.out or grid.default_directory(sweep)
+    _forget_stop(out, [out / member.name for member in members])
+    return ["sweep", str(target), "--out", str(out)], out
+
+
+def _config(target: Path, options: Options) -> tuple[list[str], Path]:
+    config = configs.load(target, options.overrides)
+    Schedule.of(config)
+    out = options.out or configs.default_directory(config)
+    _forget_stop(out, [out])
+    settings = [word for text in options.overrides for word in ("--set", text)]
+    resume = ["--resume"] if options.resume else []
+    width = ["--width", str(shutil.get_terminal_size().columns)] if sys.stdout.isatty() else []
+    return ["train", str(target), *settings, "--out", str(out), *resume, *width], out
 
 
 def info() -> list[str]:
@@ -72,17 +90,12 @@ def info() -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
-def _forget(stop_file: Path) -> None:
+def _forget_stop(out: Path, runs: list[Path]) -> None:
     """Remove a stop that was asked of a job that has been killed since; one that still runs keeps it."""
-    lease = Lease(stop_file.parent)
-    if lease.try_acquire():
-        stop_file.unlink(missing_ok=True)
-    lease.release()
-
-
-def _refuse_config_options(target: Path, options: Options) -> None:
-    if options.overrides or options.out or options.resume:
-        raise InputError(
-            f"--set, --out and --resume are for configs, and {target} is a script; give it arguments of its own "
-            "after its name"
-        )
+    if not (out / "stop").exists():
+        return
+    leases = [Lease(run) for run in runs if run.exists()]
+    if all(lease.try_acquire() for lease in leases):
+        (out / "stop").unlink(missing_ok=True)
+    for lease in leases:
+        lease.release()

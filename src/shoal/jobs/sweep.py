@@ -8,7 +8,8 @@ sweep, and a sweep that was interrupted goes on where it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from shoal.comm.world import World
 from shoal.config import Config
 from shoal.errors import InputError
 from shoal.jobs import grid
+from shoal.record import runlog
 from shoal.record.lease import Lease
 from shoal.record.recorder import StopFile
 from shoal.run import Request, run
@@ -49,9 +51,11 @@ def work(world: World, path: Path, out: Path | None, signalled: Callable[[], boo
     teams = world.size // sweep.ranks
     comm = world.comm.Split(min(place // sweep.ranks, teams), place)
     status = errors.DONE
+    start_s = float(broadcast_bytes(world.transport, repr(time.time()).encode()))
     if place // sweep.ranks < teams:
         team = World(comm, world.backend)
-        status = _work_through(team, members, out, lambda: signalled() or stop_file.seen(), say)
+        runs = {out / member.name: member for member in members}
+        status = _work_through(team, runs, start_s, lambda: signalled() or stop_file.seen(), say)
         team.close()
     comm.Free()
     world.waiter.timeout_s = math.inf  # another team may have hours to go
@@ -61,19 +65,22 @@ def work(world: World, path: Path, out: Path | None, signalled: Callable[[], boo
     return int(broadcast_bytes(world.transport, str(rows.max()).encode()))
 
 
-def _work_through(team: World, members: list[Config], out: Path, stop_requested: Callable[[], bool], say: Say) -> int:
+def _work_through(
+    team: World, runs: Mapping[Path, Config], start_s: float, stop_requested: Callable[[], bool], say: Say
+) -> int:
     """Take runs until none is left; the worst status of them, or 99 at once if asked to stop."""
-    tried: set[str] = set()
+    tried: set[Path] = set()
     worst = errors.DONE
     while True:
-        chosen = _claim(team, members, out, tried, stop_requested)
+        left = [directory for directory in runs if directory not in tried]
+        chosen = _claim(team, left, start_s, stop_requested)
         if chosen < 0:
             return errors.STOPPED if chosen == _STOP else worst
-        member = members[chosen]
-        tried.add(member.name)
-        place = f"[{chosen + 1:>{len(str(len(members)))}}/{len(members)}] {member.name}"
+        directory = left[chosen]
+        tried.add(directory)
+        place = f"[{list(runs).index(directory) + 1:>{len(str(len(runs)))}}/{len(runs)}] {directory.name}"
         try:
-            result = run(team, Request(member, out / member.name, resume=True, patient=False), stop_requested)
+            result = run(team, Request(runs[directory], directory, resume=True, patient=False), stop_requested)
         except errors.LeaseError:
             continue
         except InputError as error:
@@ -87,24 +94,29 @@ def _work_through(team: World, members: list[Config], out: Path, stop_requested:
         _say(team, say, f"{place}: test accuracy {100 * result.accuracy:.2f}%")
 
 
-def _claim(team: World, members: list[Config], out: Path, tried: set[str], stop_requested: Callable[[], bool]) -> int:
-    """The next run for this team, _NONE or _STOP, as its master decides. Collective over the team."""
+def _claim(team: World, left: list[Path], start_s: float, stop_requested: Callable[[], bool]) -> int:
+    """Which of the runs this team does next, _NONE or _STOP, as its master decides. Collective over the team."""
     chosen = _NONE
     if team.is_master:
-        free = (i for i, m in enumerate(members) if m.name not in tried and _is_free(out / m.name))
+        free = (i for i, directory in enumerate(left) if _is_free(directory, start_s))
         chosen = _STOP if stop_requested() else next(free, _NONE)
     return int(broadcast_bytes(team.transport, str(chosen).encode()))
 
 
-def _is_free(directory: Path) -> bool:
-    if (directory / "DONE").exists():
-        return False
+def _is_free(directory: Path, start_s: float) -> bool:
+    """Whether a run is to be done, nobody is at it, and it has not failed since the sweep was started."""
     if not directory.exists():
         return True
-    lease = Lease(directory)
-    free = lease.try_acquire()
-    lease.release()
-    return free
+    if (directory / "DONE").exists():
+        return False
+    lease, log = Lease(directory), directory / "run.jsonl"
+    try:
+        free = lease.try_acquire()
+        lease.release()
+        last = runlog.read(log)[-1:] if free and log.exists() else []
+    except InputError:  # the run itself will say so, on all ranks
+        return True
+    return free and not any(event["event"] == "failure" and event["time"] >= start_s for event in last)
 
 
 def _say(team: World, say: Say, text: str) -> None:
