@@ -100,7 +100,7 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     """A grid of configs and seeds, packed on the ranks; goes on where it was interrupted."""
     from shoal.jobs import rank, start
 
-    return start.start(path, start.Options(ranks, out=out)) if ranks else rank.sweep(path, out)
+    return start.start_sweep(path, ranks, out) if ranks else rank.sweep(path, out)
 
 
 @commands.command()

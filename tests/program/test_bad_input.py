@@ -245,10 +245,16 @@ def test_what_is_to_be_started(tmp_path: Path, case: str) -> None:
     _refused(jobs.launch(tmp_path, RANKS, *arguments), pattern, tmp_path, before)
 
 
-@pytest.mark.parametrize("changed", [{"averaging": {"momentum": 0.5}}], ids=str)
-def test_ranks_with_different_configs(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_a_config_is_no_sweep(tmp_path: Path) -> None:
+    config = _configured(tmp_path)
+    before = jobs.contents(tmp_path)
+    job = jobs.Job(tmp_path, [*jobs.SHOAL, "sweep", "-n", RANKS, config, "--out", tmp_path / "out"])
+    _refused(job, r"config\.toml: .*a sweep has name, base", tmp_path, before)
+
+
+def test_ranks_with_different_configs(tmp_path: Path) -> None:
     one = _configured(tmp_path)
-    other = jobs.write_config(tmp_path / "other.toml", {**TINY, **changed})
+    other = jobs.write_config(tmp_path / "other.toml", {**TINY, "averaging": {"momentum": 0.5}})
     before = jobs.contents(tmp_path)
     start = [*jobs.SHOAL, "train", "--out", tmp_path / "run"]
     job = jobs.mpiexec(tmp_path, "-n", 1, *start, one, ":", "-n", 2, *start, other)

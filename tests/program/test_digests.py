@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 RANKS = (1, 2, 3, 4, 5, 8)
-MEASURED = {"time", "train_s", "busy_rank_s", "allocated_rank_s", "evaluation_s", "ranks"}
 """fields of the log that tell of the machine, not of the training"""
 
 MLP = {"net": "mlp", "hidden": [16]}

@@ -21,8 +21,8 @@ CONFIG = {
     "name": "stopped",
     "data": {"set": "digits"},
     "model": {"net": "convnet-s", "width": 4, "batchnorm": True},
-    "train": {"epochs": 22, "batch": 4},
-    "learners": {"schedule": f"0:{LEARNERS}, 18:5, 20:1"},
+    "train": {"epochs": 16, "batch": 4},
+    "learners": {"schedule": f"0:{LEARNERS}, 12:5, 14:1"},
     "averaging": {"steps": 2, "momentum": 0.5},
     "run": {"checkpoint_epochs": 0},
 }

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from shoal.comm import library
-from shoal.errors import ERROR, DeadlineError
+from shoal.errors import ERROR, DeadlineError, ShoalError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,6 +42,7 @@ LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmst
 PARENT_POLL_S = 1.0
 SUMMONS_POLL_S = 0.5
 CONSEQUENCE_S = 2.0
+ALL_ALIKE_S = 0.6
 ABORT_LIMIT_S = 4.0
 FINALIZE_LIMIT_S = 60.0
 EXIT_LIMIT_S = 5.0
@@ -91,8 +92,8 @@ class Lifeline:
         """End the whole job with exit status 1 because of `exception`; from any thread of any one rank."""
         if not self._failing.acquire(blocking=False):
             time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one traceback is enough
-        if _may_be_a_consequence(exception):
-            time.sleep(CONSEQUENCE_S)  # if another rank is ending the job, this one dies here, silently
+        # If another rank is ending the job, this one dies here, silently; where all fail alike, rank 0 speaks.
+        time.sleep(CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0))
         # Whatever blocks below (a broken terminal, a lock in MPI): this process does not outlive it.
         _after(ABORT_LIMIT_S, self._die)
         with contextlib.suppress(OSError, ValueError):
@@ -133,7 +134,7 @@ class Lifeline:
         if self._summons is not None:
             self._summons.send()
             time.sleep(ABORT_LIMIT_S)  # mpiexec kills this rank before that is over
-        elif MPI.Is_initialized() and not MPI.Is_finalized():
+        elif MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
             MPI.COMM_WORLD.Abort(ERROR)
 
     def _die(self) -> NoReturn:
@@ -153,7 +154,15 @@ class Lifeline:
                 self._stop_file.touch()
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        self.fail(value)
+        """An exception that nobody caught. What all ranks raise together is an end in order, told once."""
+        if not (isinstance(value, ShoalError) and value.agreed):
+            self.fail(value)
+        speaker = _rank() == 0
+        if speaker:
+            print(f"shoal: {value}", file=sys.stderr, flush=True)
+        with contextlib.suppress(SystemExit):  # which cannot be raised from here
+            self.leave(value.status)
+        os._exit(value.status if speaker else 0)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is not SystemExit:
@@ -295,6 +304,12 @@ def _finalize() -> None:
 
     if not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def _rank() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank if MPI.Is_initialized() and not MPI.Is_finalized() else 0
 
 
 def _may_be_a_consequence(exception: BaseException) -> bool:

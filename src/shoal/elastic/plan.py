@@ -163,7 +163,7 @@ def _walk(plan: Plan) -> Iterator[tuple[StagePlan, int, int]]:
     """(stage, its rounds, position after it): a round belongs to the stage that holds at its start."""
     position = 0
     for stage, end in zip(plan.stages, _ends(plan), strict=True):
-        rounds = max(0, math.ceil((end - position) / stage.round_samples))
+        rounds = max(0, -(-(end - position) // stage.round_samples))
         position += rounds * stage.round_samples
         yield stage, rounds, position
 

@@ -50,6 +50,12 @@ def start(target: Path, options: Options) -> int:
     )
 
 
+def start_sweep(path: Path, ranks: int, out: Path | None) -> int:
+    """`start` for what must be a sweep. Raises InputError if it is not."""
+    grid.read(path)
+    return start(path, Options(ranks, out=out))
+
+
 def _script(target: Path, options: Options) -> list[str]:
     if options.overrides or options.out or options.resume:
         raise InputError(
