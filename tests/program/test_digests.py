@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jobs import MEASURED
 
 RANKS = (1, 2, 3, 4, 5, 8)
-"""fields of the log that tell of the machine, not of the training"""
 
 MLP = {"net": "mlp", "hidden": [16]}
 CONVNET = {"net": "convnet-s", "width": 3, "batchnorm": True}
