@@ -25,6 +25,7 @@ __all__ = [
     "backing",
     "barrier",
     "canonical_sum",
+    "cpu",
     "delta",
     "local_step",
     "missing",

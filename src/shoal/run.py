@@ -6,7 +6,7 @@ or written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal import environment, errors
+from shoal import environment, errors, kernels
 from shoal.comm.collectives import broadcast_bytes
 from shoal.comm.world import World
 from shoal.config import Config
@@ -136,36 +136,54 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
 
 def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> None:
     """Master: the state to start from, and the first lines of the log."""
-    here = {**environment.describe(), "world": world.size, "nodes": world.nodes, "mpi": world.library}
+    here = {
+        **environment.describe(),
+        "world": world.size,
+        "nodes": world.nodes,
+        "mpi": world.library,
+        "reductions": training.memory if isinstance(training.memory, str) else "in the node's shared memory",
+    }
     if recorder.resumed is not None:
         training.restore(*recorder.resumed)
         p = training.state.progress
         _warn_of_other_bits(recorder, here)
         recorder.event("resume", round=p.round, consumed=p.consumed, **here)
-        return
-    job.model.initialise(training.state.anchor, job.config.seed)
-    data = job.data
-    recorder.event(
-        "header",
-        format=1,
-        name=job.config.name,
-        seed=job.config.seed,
-        **here,
-        config=msgspec.to_builtins(job.config),
-        caption=data.caption,
-        samples=len(data.train),
-        test_samples=len(data.test),
-        validation_samples=len(data.validation) if data.validation is not None else 0,
-        parameters=sum(tensor.size for tensor in job.model.layout.tensors if tensor.kind != "statistic"),
-    )
-    for text in warnings(job.plan):
+    else:
+        job.model.initialise(training.state.anchor, job.config.seed)
+        recorder.event("header", format=1, **_what(job), **here)
+        for text in warnings(job.plan):
+            recorder.event("warning", text=text)
+    for text in _slow_paths(world, job, training):
         recorder.event("warning", text=text)
-    if world.ranks_on_node * job.config.run.threads > world.cores_on_node:
-        recorder.event(
-            "warning",
-            text=f"{world.ranks_on_node} ranks x {job.config.run.threads} BLAS threads share {world.cores_on_node} "
-            "cores on this node: oversubscribed, so times say little",
+
+
+def _what(job: Job) -> dict[str, Any]:
+    """What is trained on what, for the header."""
+    data, trained = job.data, [t for t in job.model.layout.tensors if t.kind != "statistic"]
+    return {
+        "name": job.config.name,
+        "seed": job.config.seed,
+        "config": msgspec.to_builtins(job.config),
+        "caption": data.caption,
+        "samples": len(data.train),
+        "test_samples": len(data.test),
+        "validation_samples": len(data.validation) if data.validation is not None else 0,
+        "parameters": sum(tensor.size for tensor in trained),
+    }
+
+
+def _slow_paths(world: World, job: Job, training: Training) -> Iterator[str]:
+    """What makes this job slower than it could be."""
+    threads = job.config.run.threads
+    if world.ranks_on_node * threads > world.cores_on_node:
+        yield (
+            f"{world.ranks_on_node} ranks x {threads} BLAS threads share {world.cores_on_node} cores on this node: "
+            "oversubscribed, so times say little"
         )
+    if kernels.cpu is None:
+        yield f"the hot loops run as {kernels.backing()}: install a C compiler, then shoal again, for the fast ones"
+    if world.size > 1 and isinstance(training.memory, str):
+        yield f"reductions go by messages, and every rank keeps a state of its own: {training.memory}"
 
 
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
