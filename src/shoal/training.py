@@ -17,7 +17,7 @@ from shoal import evaluation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes, share
-from shoal.comm.tuning import Links, Tuner, measure
+from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
 from shoal.elastic.reserve import ReserveProvider
@@ -40,10 +40,7 @@ class Training:
         self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
-        how = config.run
-        choice = how.algorithm == "auto" and world.size > 1 and (memory is None or world.nodes > 1)
-        links = measure(world) if choice else Links()
-        tuner = Tuner(world.node_of, how.reproducible, how.algorithm, how.wire, links)
+        tuner = make_tuner(world, config.run, memory is not None, recorder.event)
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)

@@ -57,13 +57,14 @@ class Reducer:
         round: the number of the round, which grows from call to call."""
         if self._made is None or self._made[:2] != (group, learners):
             self._made = None  # its work memory is free before the next takes its own
-            self._made = (group, learners, self._strategy(group, learners))
+            self._made = (group, learners, self._strategy(group, learners, round))
         self._made[2](self._sums, round, update)
 
-    def _strategy(self, group: Group, learners: int) -> Strategy:
+    def _strategy(self, group: Group, learners: int, round: int) -> Strategy:
         nodes = on_nodes(group.ranks, self._tuner.node_of)
         place = Place(learners, group.size, tuple(map(len, nodes)) if nodes else None, self._memory is not None)
         self.choice = choice = self._tuner.choose(place, self._size, np.dtype(self._dtype).itemsize)
+        self._tuner.log(choice, place, round)
         setting = Setting(group.transport, learners, self._size, self._backend, self._dtype, choice.wire)
         if choice.algorithm == "alone":
             return Alone(setting)

@@ -8,8 +8,8 @@ the master takes the medians over all ranks and tells them. After a resize the c
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from shoal.comm.algorithms import KEEPS_ORDER, TAKES_WIRE, cost
 from shoal.comm.collectives import broadcast_bytes, gather
 from shoal.comm.transport import Subset, Transport
 from shoal.comm.world import World
+from shoal.config import Run
 
 _LONG_BYTES = 1 << 16
 _BESIDE = 4
@@ -58,13 +59,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Chooses; the same on all ranks. node_of: something that names the node of each world rank."""
+    """Chooses; the same on all ranks. node_of: something that names the node of each world rank; links: as measured,
+    None for the usual ones; report(event, **fields): where choices are logged."""
 
     node_of: Sequence[int]
     reproducible: bool = True
     algorithm: str = "auto"
     wire: str = "float32"
-    links: Links = field(default_factory=Links)
+    links: Links | None = None
+    report: Callable[..., None] | None = None
 
     def choose(self, place: Place, size: int, item_bytes: int) -> Choice:
         """How a group at this place reduces `size` numbers of `item_bytes`."""
@@ -84,10 +87,16 @@ class Tuner:
     def time_s(self, name: str, place: Place, size: int, item_bytes: int) -> float:
         """The time that the algorithm would take, by the figures of the links."""
         spent = cost(name, place.learners, place.nodes or (1,) * place.ranks, size)
-        links, item_bytes = self.links, _WIRE_BYTES[self.wire] or item_bytes
+        links, item_bytes = self.links or Links(), _WIRE_BYTES[self.wire] or item_bytes
         posted = max(0.0, spent.messages - spent.steps) * links.message_s
         sent_s = max(spent.numbers * links.byte_s, spent.crossing * links.crossing_byte_s) * item_bytes
         return spent.steps * links.step_s + posted + sent_s
+
+    def log(self, choice: Choice, place: Place, round: int) -> None:
+        """Report what was chosen, at which place, from which figures."""
+        if self.report is not None:
+            links = {} if self.links is None else {"links": asdict(self.links)}
+            self.report("algorithm", round=round, **asdict(choice), **asdict(place), **links)
 
     def _fits(self, name: str, place: Place) -> bool:
         """Whether this algorithm may be used there."""
@@ -100,9 +109,12 @@ class Tuner:
         return KEEPS_ORDER[name] or not self.reproducible
 
 
-def describe(choice: Choice, place: Place, links: Links) -> dict[str, object]:
-    """For the log."""
-    return {**asdict(choice), **asdict(place), "links": asdict(links)}
+def make_tuner(world: World, run: Run, shared: bool, report: Callable[..., None]) -> Tuner:
+    """The tuner of a run; links are measured if the algorithm is to be chosen. shared: there is shared memory on
+    nodes. report(event, **fields) is called on the master. Collective over the world."""
+    one_way = world.size == 1 or (shared and world.nodes == 1)
+    links = measure(world) if run.algorithm == "auto" and not one_way else None
+    return Tuner(world.node_of, run.reproducible, run.algorithm, run.wire, links, report if world.is_master else None)
 
 
 def measure(world: World) -> Links:
