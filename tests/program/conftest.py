@@ -30,10 +30,10 @@ class Trained:
 def train_many(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
     """train_many(n, {name: config tree}): all of them trained by one job of n ranks; nodes: see train_many.py."""
 
-    def train(n: int, cases: Mapping[str, Any], nodes: str = "") -> Trained:
+    def train(n: int, cases: Mapping[str, Any], nodes: str = "", **how: Any) -> Trained:
         folder = tmp_path_factory.mktemp(f"trained-by-{n}")
         (folder / "cases.json").write_text(json.dumps(cases))
-        ranks.run(n, [str(TRAIN_MANY), str(folder / "cases.json"), str(folder / "out"), *nodes.split()])
+        ranks.run(n, [str(TRAIN_MANY), str(folder / "cases.json"), str(folder / "out"), *nodes.split()], **how)
         parameters: dict[str, dict[str, np.ndarray]] = {}
         with np.load(folder / "out.npz") as arrays:
             for key in arrays.files:

@@ -89,7 +89,7 @@ class Tuner:
         spent = cost(name, place.learners, place.nodes or (1,) * place.ranks, size)
         links, item_bytes = self.links or Links(), _WIRE_BYTES[self.wire] or item_bytes
         posted = max(0.0, spent.messages - spent.steps) * links.message_s
-        sent_s = max(spent.numbers * links.byte_s, spent.crossing * links.crossing_byte_s) * item_bytes
+        sent_s = (spent.numbers * links.byte_s + spent.crossing * links.crossing_byte_s) * item_bytes
         return spent.steps * links.step_s + posted + sent_s
 
     def log(self, choice: Choice, place: Place, round: int) -> None:
