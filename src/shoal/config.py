@@ -23,6 +23,8 @@ Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]
+_NARROW = ("ring", "recursive-doubling", "rabenseifner")
+_ANY_ORDER = (*_NARROW, "native")
 
 
 class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,7 +148,8 @@ class LearningRate(_Section, frozen=True):
 
 
 class Run(_Section, frozen=True):
-    """[run]: how it is carried out. Nothing here but `reproducible` and `threads` may change a result."""
+    """[run]: how it is carried out. Nothing here but `reproducible`, `threads` and `wire` may change a result; and
+    `algorithm`, where not `reproducible`."""
 
     backend: Literal["numpy"] = "numpy"
     """where tensors live"""
@@ -154,6 +157,12 @@ class Run(_Section, frozen=True):
     """BLAS threads of each rank"""
     reproducible: bool = True
     """sum over learners in the canonical order: the same bits at any number of ranks"""
+    algorithm: Literal[
+        "auto", "hierarchical", "exchange", "tree", "ring", "recursive-doubling", "rabenseifner", "native"
+    ] = "auto"
+    """how ranks that share no memory reduce; the first three keep the canonical order"""
+    wire: Literal["float32", "float16", "bfloat16"] = "float32"
+    """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
     checkpoint_epochs: Amount = 1.0
@@ -252,7 +261,7 @@ def differences(left: Config, right: Config) -> list[str]:
             found.append(section)
             continue
         for key in a.__struct_fields__:
-            free = section == "run" and key not in ("reproducible", "threads")
+            free = section == "run" and key not in ("reproducible", "threads", "wire")
             if getattr(a, key) != getattr(b, key) and not free:
                 found.append(f"{section}.{key}")
     return found
@@ -284,7 +293,7 @@ def _check_finite(value: Any, path: tuple[str, ...], source: str) -> None:
 
 def _check(config: Config, source: str) -> None:
     """The rules that tie keys together."""
-    train, rate = config.train, config.learning_rate
+    train, rate, run = config.train, config.learning_rate, config.run
     needs_validation = [key for key in ("target_accuracy", "patience") if getattr(train, key)]
     for broken, sentence in (
         (
@@ -300,6 +309,21 @@ def _check(config: Config, source: str) -> None:
             rate.growth_warmup_epochs and rate.scaling == "none",
             f"learning_rate.growth_warmup_epochs is {rate.growth_warmup_epochs:g} but learning_rate.scaling is "
             '"none", so there is nothing to ramp; set scaling to linear or sqrt, or growth_warmup_epochs to 0',
+        ),
+        (
+            run.reproducible and run.algorithm in _ANY_ORDER,
+            f'run.algorithm = "{run.algorithm}" adds in an order that depends on the ranks, and run.reproducible is '
+            "true; set run.reproducible = false, or take auto, hierarchical, exchange or tree",
+        ),
+        (
+            run.reproducible and run.wire != "float32",
+            f'run.wire = "{run.wire}" rounds what ranks send, so results depend on the ranks, and run.reproducible is '
+            'true; set run.reproducible = false, or run.wire = "float32"',
+        ),
+        (
+            run.wire != "float32" and run.algorithm not in ("auto", *_NARROW),
+            f'run.algorithm = "{run.algorithm}" sends float32 only, and run.wire is "{run.wire}"; take auto, '
+            f'{", ".join(_NARROW[:-1])} or {_NARROW[-1]}, or run.wire = "float32"',
         ),
     ):
         if broken:

@@ -17,6 +17,7 @@ from shoal import evaluation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
 from shoal.elastic.reserve import ReserveProvider
@@ -39,7 +40,8 @@ class Training:
         self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
-        self._reducer = Reducer(backend, size, np.float32, config.run.reproducible, memory)
+        tuner = make_tuner(world, config.run, memory is not None, recorder.event)
+        self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)
         self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)

@@ -12,6 +12,8 @@ from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
 from shoal.comm.reducer import Reducer, TermsAt
 from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.tuning import Tuner, measure
+from shoal.comm.world import World
 from shoal.errors import DeadlineError
 
 pytestmark = pytest.mark.mpi
@@ -34,16 +36,16 @@ def _values(learners: int, size: int, dtype: Any = np.float32) -> list[np.ndarra
 class Means:
     """A reducer whose update is to keep the mean, in the node's memory or in this rank's own."""
 
-    def __init__(self, world: Any, size: int, shared: bool, reproducible: bool = True) -> None:
+    def __init__(self, world: Any, size: int, shared: bool, **how: Any) -> None:
         memory = share(world, Sizes(size, 0, size, max(LEARNERS), np.dtype(np.float32))) if shared else None
         self._memory = memory if isinstance(memory, NodeMemory) else None
-        self._reducer = Reducer(numpy_backend(), size, np.float32, reproducible, self._memory)
+        self.tuner = Tuner(world.node_of, **how)
+        self.reducer = Reducer(numpy_backend(), size, np.float32, self.tuner, self._memory)
         self._own = np.empty(size, np.float32)
-        self._round = 0
 
     def __call__(self, group: Any, values: list[np.ndarray], round: int) -> np.ndarray:
         out = self._memory.versions[round % 2]["anchor"] if self._memory else self._own
-        reducer = self._reducer
+        reducer = self.reducer
         reducer.start()
         for learner in group.learners_here(len(values)):
             reducer.slot()[...] = values[learner]
@@ -84,17 +86,80 @@ def test_learners_change_while_the_group_stays(world: Any, shared: bool) -> None
     group.close()
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-def test_the_native_mean_agrees(world: Any, size: int) -> None:
-    mean = Means(world, size, shared=False, reproducible=False)
-    for n, learners in enumerate(LEARNERS):
-        values = _values(learners, size)
-        group = world.split(ranks_for(learners, world.order))
-        if group is None:
-            continue
-        exact = np.mean(values, axis=0, dtype=np.float64)
-        assert np.abs(mean(group, values, n) - exact).max() <= 1e-6
+@pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
+@pytest.mark.parametrize("name", ["ring", "recursive-doubling", "rabenseifner", "native"])
+def test_the_mean_in_any_order_agrees(world: Any, name: str, shared: bool) -> None:
+    for size in (1, 1000):
+        mean = Means(world, size, shared, reproducible=False, algorithm=name)
+        for n, learners in enumerate(LEARNERS):
+            values = _values(learners, size)
+            group = world.split(ranks_for(learners, world.order))
+            if group is None:
+                continue
+            exact = np.mean(values, axis=0, dtype=np.float64)
+            assert np.abs(mean(group, values, n) - exact).max() <= 1e-6
+            assert mean.reducer.choice.algorithm == name
+            group.close()
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_the_mean_over_a_narrow_wire_agrees(world: Any, wire: str) -> None:
+    mean = Means(world, 1000, False, reproducible=False, wire=wire)
+    group = world.split(world.order)
+    values = _values(world.size, 1000)
+    got = mean(group, values, 0)
+    assert len(set(group.transport.comm.allgather(got.tobytes()))) == 1
+    assert np.abs(got - np.mean(values, axis=0, dtype=np.float64)).max() <= (2e-3 if wire == "float16" else 2e-2)
+    assert group.size == 1 or mean.reducer.choice.wire == wire
+    group.close()
+
+
+NODES = {2: [[0, 1]], 3: [[0, 0, 1], [0, 1, 1], [0, 1, 0]], 4: [[0, 0, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]]}
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "exchange", "tree", "auto"])
+def test_nodes_do_not_change_the_bits(comm: Any, name: str) -> None:
+    """Several nodes played on one machine."""
+    for nodes in NODES.get(comm.size, []):
+        world = World(comm, numpy_backend(), 10.0, nodes)
+        assert world.nodes == len(set(nodes))
+        for size in (1, 17, 1000, 5003):
+            mean = Means(world, size, True, algorithm=name)
+            for n, learners in enumerate(LEARNERS):
+                values = _values(learners, size)
+                group = world.split(ranks_for(learners, world.order))
+                if group is None:
+                    continue
+                expected = (tree_sum(values) * np.float32(1 / learners)).tobytes()
+                for k in (0, 1, 2):
+                    assert mean(group, values, 3 * n + k).tobytes() == expected, (nodes, size, learners, k)
+                over = len({world.node_of[rank] for rank in group.ranks}) > 1
+                if name in ("hierarchical", "auto"):
+                    kinds = ("hierarchical", "exchange", "tree") if over and name == "auto" else (name,)
+                    assert mean.reducer.choice.algorithm in (kinds if over else ("shared",))
+                group.close()
+        world.close()
+
+
+def test_a_group_that_mixes_nodes_has_the_bits_too(comm: Any) -> None:
+    for nodes in NODES.get(comm.size, []):
+        world = World(comm, numpy_backend(), 10.0, nodes)
+        mean = Means(world, 333, True)
+        group = world.split(list(range(comm.size)))
+        values = _values(comm.size, 333)
+        expected = tree_sum(values) * np.float32(1 / comm.size)
+        assert mean(group, values, 0).tobytes() == expected.tobytes()
         group.close()
+        world.close()
+
+
+def test_links_are_measured_alike(comm: Any) -> None:
+    for nodes in NODES.get(comm.size, []):
+        world = World(comm, numpy_backend(), 10.0, nodes)
+        links = measure(world)
+        assert len(set(comm.allgather(links))) == 1
+        assert links.step_s > 0 and links.message_s >= 0 and links.crossing_byte_s >= 0
+        world.close()
 
 
 def test_a_rank_that_does_not_come_to_a_reduction_is_named(world: Any) -> None:

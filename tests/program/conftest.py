@@ -27,13 +27,13 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
-def train_many(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Mapping[str, Any]], Trained]:
-    """train_many(n, {name: config tree}): all of them trained by one job of n ranks."""
+def train_many(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+    """train_many(n, {name: config tree}): all of them trained by one job of n ranks; nodes: see train_many.py."""
 
-    def train(n: int, cases: Mapping[str, Any]) -> Trained:
+    def train(n: int, cases: Mapping[str, Any], nodes: str = "", **how: Any) -> Trained:
         folder = tmp_path_factory.mktemp(f"trained-by-{n}")
         (folder / "cases.json").write_text(json.dumps(cases))
-        ranks.run(n, [str(TRAIN_MANY), str(folder / "cases.json"), str(folder / "out")])
+        ranks.run(n, [str(TRAIN_MANY), str(folder / "cases.json"), str(folder / "out"), *nodes.split()], **how)
         parameters: dict[str, dict[str, np.ndarray]] = {}
         with np.load(folder / "out.npz") as arrays:
             for key in arrays.files:

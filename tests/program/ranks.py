@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pytest
@@ -28,18 +28,24 @@ MARK = "SHOAL_TEST_JOB"
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
-def run(n: int, command: Sequence[str], deadline_s: float = 60.0, status: int | None = 0) -> str:
+def run(
+    n: int,
+    command: Sequence[str],
+    deadline_s: float = 60.0,
+    status: int | None = 0,
+    wrap: Callable[[list[str]], list[str]] = list,
+) -> str:
     """Run `python -m mpi4py command...` on n ranks; what they wrote. With -m mpi4py an exception ends all.
 
     Fails the test, with the output, if the exit status is another than `status` (None: any but 0 will do), and
-    at the deadline, with the ranks that still lived.
+    at the deadline, with the ranks that still lived. `wrap` turns the command into the one that is started.
     """
     library = loaded()
     arguments = [str(find_mpiexec(library)), "-n", str(n), sys.executable, "-m", "mpi4py", *map(str, command)]
     mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
-            arguments,
+            wrap(arguments),
             env={**environment(library, os.environ), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=written,

@@ -146,6 +146,29 @@ def test_the_parameters_handed_out_are_the_same_bits(trained: Any, name: str, n:
     assert {key: array.tobytes() for key, array in mine.items()} == {k: a.tobytes() for k, a in reference.items()}
 
 
+NODES = ("0,0,1", "0,1,1", "0,1,0", "0,0,1,1", "0,1,1,1", "0,1,0,2,1")
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "hierarchical"])
+@pytest.mark.parametrize("nodes", NODES)
+def test_neither_nodes_nor_the_algorithm_change_the_digest(
+    train_many: Any, trained: Any, nodes: str, algorithm: str
+) -> None:
+    cases = {name: {**CASES[name], "run": {"algorithm": algorithm}} for name in LOOSE}
+    over = train_many(nodes.count(",") + 1, cases, nodes)
+    used = {event["algorithm"] for h in over.histories.values() for event in h if event["event"] == "algorithm"}
+    assert "hierarchical" in used if algorithm == "hierarchical" else used & {"hierarchical", "exchange", "tree"}
+    for name in LOOSE:
+        assert over.digest(name) == trained(1).digest(name), name
+
+
+@pytest.mark.parametrize("algorithm", ["exchange", "tree"])
+def test_messages_give_the_digest_of_shared_memory(train_many: Any, trained: Any, algorithm: str) -> None:
+    over = train_many(3, {name: {**CASES[name], "run": {"algorithm": algorithm}} for name in LOOSE})
+    for name in LOOSE:
+        assert over.digest(name) == trained(1).digest(name), name
+
+
 def test_a_second_run_is_the_same_run(train_many: Any, trained: Any) -> None:
     again = train_many(2, {"growing": CASES["growing"]})
     assert again.digest("growing") == trained(2).digest("growing")

@@ -27,11 +27,14 @@ class ThreadTransport:
         self.size = len(posts)
         self._posts = posts
         self._deadline_s = deadline_s
+        self.sent: list[tuple[int, int]] = []
+        """(peer, numbers) of each message sent"""
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for peer, array in sends:
             assert array.flags.c_contiguous
             if array.size:
+                self.sent.append((peer, array.size))
                 self._posts[self.rank][peer].put(array.copy())
         end = time.monotonic() + self._deadline_s
         for peer, array in receives:

@@ -1,70 +1,144 @@
-"""Allreduce algorithms: plain functions over a Transport.
+"""The allreduce algorithms by name: which keep the canonical order, and what each sends.
 
-`Exchange` keeps the canonical order: each rank owns a slice, receives that slice of every rank's subtree sums,
-joins them in the tree's order, and sends the finished slice to all. `native` is the MPI library's own allreduce
-and keeps no order.
+All are called alike (`setting.Allreduce`), and are made once for a `Setting`. `hierarchical` works in the shared
+memory of nodes, so the reducer makes it (hierarchical.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from shoal import kernels
-from shoal.backend import Array, Backend
-from shoal.comm.transport import MpiTransport, Transport
-from shoal.comm.tree import blocks, cover, joins
+from shoal.comm.canonical import Exchange, Tree, known_by
+from shoal.comm.setting import Allreduce, Fold, Setting, slices
+from shoal.comm.tree import blocks, cover
+from shoal.comm.unordered import Native, Nothing, Rabenseifner, RecursiveDoubling, Ring
 
-_SLICE_ITEMS = 16
-"""Slices begin at multiples of this, so that no two ranks write to one cache line."""
+__all__ = ["KEEPS_ORDER", "TAKES_WIRE", "Cost", "Exchange", "Setting", "cost", "make", "slices"]
 
+KEEPS_ORDER = {
+    "hierarchical": True,
+    "exchange": True,
+    "tree": True,
+    "ring": False,
+    "recursive-doubling": False,
+    "rabenseifner": False,
+    "native": False,
+    "none": False,
+}
+"""Whether the sum has the canonical tree's bits."""
 
-class Exchange:
-    """The canonical allreduce of `learners` arrays of `size` numbers, dealt in blocks over a transport."""
+TAKES_WIRE = ("ring", "recursive-doubling", "rabenseifner")
+"""Those that can send float16 and bfloat16."""
 
-    def __init__(self, transport: Transport, learners: int, size: int, backend: Backend, dtype: Any) -> None:
-        self._transport, self._backend = transport, backend
-        covers = [cover(block) for block in blocks(learners, transport.size)]
-        self._joins = joins([vertex for vertices in covers for vertex in vertices])
-        self._slices = slices(size, transport.size)
-        mine = self._slices[transport.rank]
-        self._received = [
-            [backend.empty(mine.stop - mine.start, dtype) for _ in vertices] if peer != transport.rank else []
-            for peer, vertices in enumerate(covers)
-        ]
-
-    def __call__(self, parts: Sequence[Array], out: Array, scale: float) -> None:
-        """out = scale * (sum over all learners), the same bits on every rank.
-
-        parts: this rank's subtree sums (see `cover`), each (size,); out: (size,), no part. Collective."""
-        transport, rank = self._transport, self._transport.rank
-        peers = [peer for peer in range(transport.size) if peer != rank]
-        transport.exchange(
-            [(peer, part[self._slices[peer]]) for peer in peers for part in parts],
-            [(peer, array) for peer in peers for array in self._received[peer]],
-        )
-        mine = self._slices[rank]
-        own = [part[mine] for part in parts]
-        all_parts = [array for peer, arrays in enumerate(self._received) for array in (own if peer == rank else arrays)]
-        finished = out[mine]
-        kernels.canonical_sum(
-            self._backend.xp, kernels.Terms(self._backend.xp, all_parts, self._joins, scale), finished
-        )
-        transport.exchange([(peer, finished) for peer in peers], [(peer, out[self._slices[peer]]) for peer in peers])
+_MAKERS: dict[str, Callable[[Setting], Allreduce]] = {
+    "exchange": Exchange,
+    "tree": Tree,
+    "ring": Ring,
+    "recursive-doubling": RecursiveDoubling,
+    "rabenseifner": Rabenseifner,
+    "native": Native,
+    "none": Nothing,
+}
 
 
-def native(transport: MpiTransport, parts: Sequence[Array], out: Array, scale: float) -> None:
-    """out = scale * sum by MPI_Allreduce: no fixed order, so only where `reproducible` is off. Collective."""
-    out[...] = parts[0]
-    for part in parts[1:]:
-        out += part
-    if transport.size > 1:
-        transport.sum(out)
-    out *= scale
+def make(name: str, setting: Setting) -> Allreduce:
+    """The algorithm of that name, with its work memory."""
+    return _MAKERS[name](setting)
 
 
-def slices(size: int, ranks: int) -> list[slice]:
-    """`size` numbers cut into one contiguous slice a rank; trailing ones may be empty."""
-    step = -(-size // ranks)
-    step += -step % _SLICE_ITEMS
-    return [slice(min(r * step, size), min((r + 1) * step, size)) for r in range(ranks)]
+@dataclass(frozen=True)
+class Cost:
+    """What an allreduce sends. steps: exchanges one after another; messages, numbers: sent by the rank that sends
+    most; crossing: numbers that leave the node that sends most, about, for nodes of equal size."""
+
+    steps: float
+    messages: float
+    numbers: float
+    crossing: float
+
+
+def cost(name: str, learners: int, nodes: Sequence[int], size: int) -> Cost:
+    """Of `size` numbers over the ranks of `nodes` (ranks on each); exact where the slices are equal, whole lines."""
+    ranks = sum(nodes)
+    if ranks == 1 or name == "none":
+        return Cost(0, 0, 0, 0)
+    return _COSTS[name](learners, nodes, size)
+
+
+def _ring(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    ranks = sum(nodes)
+    numbers = 2 * size * (ranks - 1) / ranks
+    return Cost(2 * (ranks - 1), 2 * (ranks - 1), numbers, numbers if len(nodes) > 1 else 0)
+
+
+def _doubling(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    steps, folded = _doublings(sum(nodes))
+    crossing = max(nodes) * size * _doublings_up(len(nodes))
+    return Cost(steps + 2 * folded, steps + folded, size * (steps + folded), crossing)
+
+
+def _rabenseifner(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    steps, folded = _doublings(sum(nodes))
+    numbers = 2 * size * (1 - 0.5**steps) + folded * size
+    crossing = 2 * size * (len(nodes) - 1) / len(nodes) + folded * size * (len(nodes) > 1)
+    return Cost(2 * steps + 2 * folded, 2 * steps + folded, numbers, crossing)
+
+
+def _exchange(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    ranks = sum(nodes)
+    arrays = 1 + max(len(cover(block)) for block in blocks(learners, ranks))
+    crossing = max(here * (ranks - here) for here in nodes) * arrays * size / ranks
+    return Cost(2, (ranks - 1) * arrays, size * arrays * (ranks - 1) / ranks, crossing)
+
+
+def _tree(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    ranks = sum(nodes)
+    steps, folded = _doublings(ranks)
+    dealt = blocks(learners, ranks)
+    dealt += [range(learners, learners)] * (ranks - len(dealt))
+    rows = [[len(known_by(dealt, known)) for known in _known(Fold.of(rank, ranks))] for rank in range(ranks)]
+    sent = [sum(counts) + (Fold.of(rank, ranks).takes_from is not None) for rank, counts in enumerate(rows)]
+    crossing = max(nodes) * size * _doublings_up(len(nodes)) * max(max(counts) for counts in rows)
+    return Cost(steps + 2 * folded, steps + folded, size * max(sent), crossing)
+
+
+def _known(fold: Fold) -> list[range]:
+    """The ranks whose sums this one sends, step by step."""
+    if fold.gives_to is not None:
+        return [range(fold.rank, fold.rank + 1)]
+    firsts = [(bit, fold.index & -bit) for bit, _ in fold.partners()]
+    return [range(fold.ranks(first)[0], fold.ranks(first + bit - 1)[-1] + 1) for bit, first in firsts]
+
+
+def _hierarchical(learners: int, nodes: Sequence[int], size: int) -> Cost:
+    count, lanes = len(nodes), min(nodes)
+    if count == 1:
+        return Cost(0, 0, 0, 0)
+    dealt, starts = blocks(learners, sum(nodes)), [sum(nodes[:n]) for n in range(count)]
+    covers = [known_by(dealt, range(start, start + here)) for start, here in zip(starts, nodes, strict=True)]
+    arrays = 1 + max(map(len, covers))
+    crossing = size * arrays * (count - 1) / count
+    return Cost(2, (count - 1) * arrays, crossing / lanes, crossing)
+
+
+def _doublings(ranks: int) -> tuple[int, bool]:
+    """log2 of the largest power of two there is in `ranks`, and whether there are more."""
+    power = ranks.bit_length() - 1
+    return power, ranks != 1 << power
+
+
+def _doublings_up(count: int) -> int:
+    return (count - 1).bit_length()
+
+
+_COSTS: dict[str, Callable[[int, Sequence[int], int], Cost]] = {
+    "ring": _ring,
+    "recursive-doubling": _doubling,
+    "rabenseifner": _rabenseifner,
+    "native": _rabenseifner,
+    "exchange": _exchange,
+    "tree": _tree,
+    "hierarchical": _hierarchical,
+}
+"""`native` is taken for Rabenseifner's: what a library does is its own affair."""

@@ -1,46 +1,43 @@
 """From the learners' contributions to the next state: the only thing training knows of communication.
 
 A round on a rank: `start`, then for each of its learners write into `slot()` and `add(learner)`, then `reduce`
-with what is to be done with the sum. On one node all of it is one pass over shared memory, each rank for its
-slice. Between nodes, or without shared memory, the mean is made first, then every rank (every node) updates its
-own copy of the state. The group's size and the number of learners are looked up at every call.
+with what is to be done with the sum. The group's size and the number of learners are looked up at every call; how it
+is done (strategies.py) is chosen (tuning.py) whenever they change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from shoal import kernels
+import numpy as np
+
 from shoal.backend import Array, Backend
-from shoal.comm.algorithms import Exchange, native, slices
+from shoal.comm.algorithms import make
 from shoal.comm.group import Group
+from shoal.comm.hierarchical import on_nodes
+from shoal.comm.setting import Setting
 from shoal.comm.shared import NodeMemory
-from shoal.comm.tree import SubtreeSums, blocks, cover, joins
+from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Strategy, TermsAt, Update
+from shoal.comm.tree import SubtreeSums
+from shoal.comm.tuning import Choice, Place, Tuner
 
-TermsAt = Callable[[int, int], kernels.Terms]
-"""terms(lo, hi): the mean over learners of elements [lo, hi) of their contributions, still to be computed"""
-
-
-class Update(Protocol):
-    """Computes elements `span` of the next state from the present one and the mean over learners."""
-
-    def __call__(self, span: slice, terms: TermsAt) -> None: ...
+__all__ = ["Reducer", "TermsAt", "Update"]
 
 
 class Reducer:
-    """Reduces contributions of `size` numbers; in the canonical order unless `reproducible` is off.
+    """Reduces contributions of `size` numbers, in the way that `tuner` chooses.
 
     memory: the node's shared memory, where the contributions and the state lie, or None."""
 
-    def __init__(self, backend: Backend, size: int, dtype: Any, reproducible: bool, memory: NodeMemory | None) -> None:
+    def __init__(self, backend: Backend, size: int, dtype: Any, tuner: Tuner, memory: NodeMemory | None) -> None:
         self._backend, self._size, self._dtype = backend, size, dtype
-        self._reproducible, self._memory = reproducible, memory
+        self._tuner, self._memory = tuner, memory
         own: Callable[[int], Array] = lambda _: backend.empty(size, dtype)  # noqa: E731
         self._sums = SubtreeSums(backend.xp, memory.slot if memory is not None else own)
-        self._mean: Array | None = None
-        self._made: dict[Any, Any] = {}
-        self._made_for: tuple[Group, int] | None = None
+        self._made: tuple[Group, int, Strategy] | None = None
+        self.choice: Choice | None = None
+        """how the last reduction was done"""
 
     def start(self) -> None:
         """Begin a round."""
@@ -58,63 +55,21 @@ class Reducer:
         """Update the state by the mean over the P learners. Collective over the group, the same bits on all.
 
         round: the number of the round, which grows from call to call."""
-        if self._made_for != (group, learners):
-            self._made, self._made_for = {}, (group, learners)
-        memory = self._memory
-        here = memory.members(group.ranks) if memory is not None else ()
-        if memory is not None and len(here) == group.size:
-            memory.publish(self._sums.numbers)
-            memory.barrier(here, 2 * round + 1)
-            parts = memory.parts(here)
-            arrays = [memory.part(*part) for part in parts] if parts not in self._made else []
-            update(self._span(here), self._terms(parts, arrays, self._order(group, learners), 1.0 / learners))
-            memory.barrier(here, 2 * round + 2)
-            return
-        if group.size == 1:
-            update(
-                slice(0, self._size),
-                self._terms(tuple(self._sums.numbers), self._sums.parts, self._order(group, learners), 1.0 / learners),
-            )
-            return
-        mean = self._reduced(group, learners)
-        terms = self._terms("mean", [mean], (0,), 1.0)
-        if memory is None:
-            update(slice(0, self._size), terms)
-            return
-        memory.barrier(here, 2 * round + 1)  # nobody on this node reads the version that is overwritten any more
-        update(self._span(here), terms)
-        memory.barrier(here, 2 * round + 2)
+        if self._made is None or self._made[:2] != (group, learners):
+            self._made = None  # its work memory is free before the next takes its own
+            self._made = (group, learners, self._strategy(group, learners, round))
+        self._made[2](self._sums, round, update)
 
-    def _span(self, here: tuple[int, ...]) -> slice:
-        """This rank's slice among the group's ranks of its node."""
-        assert self._memory is not None
-        return slices(self._size, len(here))[here.index(self._memory.me)]
-
-    def _order(self, group: Group, learners: int) -> tuple[int, ...]:
-        key = "order"
-        if key not in self._made:
-            self._made[key] = joins([v for block in blocks(learners, group.size) for v in cover(block)])
-        return self._made[key]
-
-    def _terms(self, key: Any, parts: list[Array], order: tuple[int, ...], scale: float) -> TermsAt:
-        """The terms of any range, kept for as long as the parts lie where they do."""
-        made = self._made.setdefault(key, {"parts": parts})
-
-        def terms(lo: int, hi: int) -> kernels.Terms:
-            if (lo, hi) not in made:
-                made[lo, hi] = kernels.Terms(self._backend.xp, [part[lo:hi] for part in made["parts"]], order, scale)
-            return made[lo, hi]
-
-        return terms
-
-    def _reduced(self, group: Group, learners: int) -> Array:
-        """(size,): the mean over learners, on every rank. Collective."""
-        if self._mean is None:
-            self._mean = self._backend.empty(self._size, self._dtype)
-        if not self._reproducible:
-            native(group.transport, self._sums.parts, self._mean, 1.0 / learners)
-            return self._mean
-        if "exchange" not in self._made:
-            self._made["exchange"] = Exchange(group.transport, learners, self._size, self._backend, self._dtype)
-        self._made["exchange"](self._sums.parts, self._mean, 1.0 / learners)
-        return self._mean
+    def _strategy(self, group: Group, learners: int, round: int) -> Strategy:
+        nodes = on_nodes(group.ranks, self._tuner.node_of)
+        place = Place(learners, group.size, tuple(map(len, nodes)) if nodes else None, self._memory is not None)
+        self.choice = choice = self._tuner.choose(place, self._size, np.dtype(self._dtype).itemsize)
+        self._tuner.log(choice, place, round)
+        setting = Setting(group.transport, learners, self._size, self._backend, self._dtype, choice.wire)
+        if choice.algorithm == "alone":
+            return Alone(setting)
+        if self._memory is not None and choice.algorithm == "shared":
+            return OnNode(self._memory, group, setting)
+        if self._memory is not None and nodes is not None and choice.algorithm == "hierarchical":
+            return OverNodes(self._memory, group, setting, nodes)
+        return ByMessages(self._memory, group, setting, make(choice.algorithm, setting))

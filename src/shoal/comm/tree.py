@@ -42,6 +42,19 @@ def push(stack: list[T], item: T, join: Callable[[T, T], T], vertex: Callable[[T
         stack[-1] = join(stack[-1], last)
 
 
+def runs(vertices: Sequence[Vertex]) -> list[tuple[Vertex, int, int]]:
+    """The fewest whole subtrees that these can be joined into: (vertex, start, stop), the range that makes it."""
+    stack: list[tuple[Vertex, int, int]] = []
+    for number, vertex in enumerate(vertices):
+        push(stack, (vertex, number, number + 1), _join_runs, lambda run: run[0])
+    return stack
+
+
+def _join_runs(left: tuple[Vertex, int, int], right: tuple[Vertex, int, int]) -> tuple[Vertex, int, int]:
+    (height, index), start, _ = left
+    return (height + 1, index // 2), start, right[2]
+
+
 def sum_scalars(values: Sequence[float]) -> float:
     """The canonical sum of one number per learner."""
     stack: list[tuple[Vertex, float]] = []

@@ -23,9 +23,13 @@ _ORDER, _STOP = 1, 2
 
 
 class World:
-    """The ranks of an mpi4py communicator, duplicated. Creating and closing it is collective."""
+    """The ranks of an mpi4py communicator, duplicated. Creating and closing it is collective.
 
-    def __init__(self, comm: Any, backend: Backend, timeout_s: float = 300.0) -> None:
+    nodes: for tests, a number for each rank that stands for its node, instead of where it really sits."""
+
+    def __init__(
+        self, comm: Any, backend: Backend, timeout_s: float = 300.0, nodes: Sequence[int] | None = None
+    ) -> None:
         from mpi4py import MPI
 
         self.library = " ".join(MPI.Get_library_version().split("\0")[0].split(",")[0].split())[:80]
@@ -33,7 +37,7 @@ class World:
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.backend = backend
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED) if nodes is None else self.comm.Split(nodes[self.rank])
         ranks_here = node.allgather(self.rank)
         node.Free()
         self.node_ranks = tuple(sorted(ranks_here))
@@ -41,11 +45,10 @@ class World:
         self.ranks_on_node = len(ranks_here)
         self.cores_on_node = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.waiter = Waiter(timeout_s, crowded=self.ranks_on_node > self.cores_on_node)
-        nodes = self.comm.allgather(min(ranks_here))
-        self.node_of = tuple(nodes)
+        self.node_of = node_of = tuple(self.comm.allgather(min(ranks_here)))
         """of each world rank, the lowest rank of its node"""
-        self.nodes = len(set(nodes))
-        self.order = sorted(range(self.size), key=lambda rank: (nodes[rank], rank))
+        self.nodes = len(set(node_of))
+        self.order = sorted(range(self.size), key=lambda rank: (node_of[rank], rank))
         """world ranks by (node, local rank): the order in which learners are dealt"""
         self.transport = MpiTransport(self.comm, range(self.size), self.waiter, backend)
         job = self.comm.bcast(f"shoal-{os.getpid()}-{os.urandom(6).hex()}")

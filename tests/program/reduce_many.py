@@ -1,0 +1,98 @@
+"""A rank that times reductions: `reduce_many.py SIZE TRIES ALGORITHM...`, printing one JSON line an algorithm.
+
+Each reduces float32 contributions of SIZE numbers, one learner a rank, in the node's shared memory where there is
+some, and keeps the mean. "MPI_Allreduce" is the library's own, bare. Of several tries the time is the median of the
+slowest rank's, and `link_bytes` what one try sends from the first host.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from shoal import kernels
+from shoal.backend import numpy_backend
+from shoal.comm.reducer import Reducer, TermsAt
+from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.tuning import Tuner, measure
+from shoal.comm.world import World
+
+
+def sent_bytes() -> int:
+    """What this host has sent over its link; 0 without one."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "link0":
+            return int(figures.split()[8])
+    return 0
+
+
+def timed(world: World, tries: int, reduce: Callable[[], None]) -> tuple[float, float]:
+    """(seconds, bytes sent from this host) of one call."""
+    reduce()
+    times, before = [], 0
+    for _ in range(tries):
+        world.comm.Barrier()
+        before = before or sent_bytes()
+        start = time.perf_counter()
+        reduce()
+        times.append(world.comm.allreduce(time.perf_counter() - start, MPI.MAX))
+    return statistics.median(times), (sent_bytes() - before) / tries
+
+
+def contribution(world: World, size: int) -> np.ndarray:
+    """Small whole numbers, so that the mean is exact in any order."""
+    return (np.arange(size) % 251 + world.rank).astype(np.float32)
+
+
+def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Callable[[], None]:
+    """One reduction by shoal."""
+    tuner = Tuner(world.node_of, reproducible=False, algorithm=algorithm, links=made["links"])
+    memory = made["memory"] if isinstance(made["memory"], NodeMemory) else None
+    reducer = Reducer(world.backend, size, np.float32, tuner, memory)
+    mine, out = contribution(world, size), made["memory"].versions[0]["anchor"] if memory else made["out"]
+
+    def reduce() -> None:
+        reducer.start()
+        reducer.slot()[...] = mine
+        reducer.add(world.order.index(world.rank))
+        made["round"] += 1
+
+        def keep(span: slice, terms: TermsAt) -> None:
+            if span.start < span.stop:
+                kernels.canonical_sum(np, terms(span.start, span.stop), out[span])
+
+        reducer.reduce(made["group"], world.size, made["round"], keep)
+        assert out[size // 2] == size // 2 % 251 + (world.size - 1) / 2
+
+    return reduce
+
+
+def main(size: int, tries: int, algorithms: list[str]) -> None:
+    world = World(MPI.COMM_WORLD, numpy_backend(), 60.0)
+    memory = share(world, Sizes(size, 0, size, world.size, np.dtype(np.float32)))
+    made = {"memory": memory, "links": measure(world), "group": world.split(world.order), "round": 0}
+    made["out"] = np.empty(size, np.float32)
+    for algorithm in algorithms:
+        reduce = shoals(world, size, algorithm, made) if algorithm != "MPI_Allreduce" else None
+        if reduce is None:
+            array = contribution(world, size)
+            reduce = lambda array=array: world.comm.Allreduce(MPI.IN_PLACE, array)  # noqa: E731
+        seconds, n_bytes = timed(world, tries, reduce)
+        if world.is_master:
+            row = {"algorithm": algorithm, "nodes": world.nodes, "seconds": seconds, "link_bytes": n_bytes}
+            print(json.dumps({**row, "links": str(made["links"])}), flush=True)
+    made["group"].close()
+    world.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
