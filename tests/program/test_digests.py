@@ -169,6 +169,21 @@ def test_messages_give_the_digest_of_shared_memory(train_many: Any, trained: Any
         assert over.digest(name) == trained(1).digest(name), name
 
 
+@pytest.mark.parametrize(
+    ("how", "most"),
+    [({"algorithm": "ring"}, 1e-4), ({"algorithm": "native"}, 1e-4), ({"wire": "float16"}, 1e-2)],
+    ids=["ring", "native", "float16"],
+)
+def test_any_order_over_nodes_agrees(train_many: Any, trained: Any, how: dict[str, Any], most: float) -> None:
+    cases = {name: {**CASES[name], "run": {"reproducible": False, **how}} for name in LOOSE}
+    over = train_many(3, cases, "0,1,1")
+    for name in LOOSE:
+        used = [event for event in over.histories[name] if event["event"] == "algorithm" and len(event["nodes"]) > 1]
+        assert used and all(event[key] == value for event in used for key, value in how.items())
+        for tensor, array in trained(1).parameters[name].items():
+            assert np.abs(over.parameters[name][tensor] - array).max() <= most, (name, tensor)
+
+
 def test_a_second_run_is_the_same_run(train_many: Any, trained: Any) -> None:
     again = train_many(2, {"growing": CASES["growing"]})
     assert again.digest("growing") == trained(2).digest("growing")
