@@ -171,7 +171,11 @@ def test_messages_give_the_digest_of_shared_memory(train_many: Any, trained: Any
 
 @pytest.mark.parametrize(
     ("how", "most"),
-    [({"algorithm": "ring"}, 1e-4), ({"algorithm": "native"}, 1e-4), ({"wire": "float16"}, 1e-2)],
+    [
+        ({"algorithm": "ring"}, 1e-4),
+        ({"algorithm": "native"}, 1e-4),
+        ({"algorithm": "ring", "wire": "float16"}, 5e-2),  # rounding that training amplifies
+    ],
     ids=["ring", "native", "float16"],
 )
 def test_any_order_over_nodes_agrees(train_many: Any, trained: Any, how: dict[str, Any], most: float) -> None:
