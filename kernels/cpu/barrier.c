@@ -86,6 +86,20 @@ void shoal_arrive(int64_t *board, int64_t me, int64_t sequence) {
     wake(line);
 }
 
+/* Word 2 of a line that is no rank's: who does the work of a sequence number for all. The first who asks does. */
+#define CLAIM(sequence, rank) ((sequence) * 65536 + (rank))
+
+int shoal_claim(int64_t *hub, int64_t sequence, int64_t me) {
+    int64_t last = __atomic_load_n(hub + 2, __ATOMIC_SEQ_CST);
+    return last < CLAIM(sequence, 0) &&
+           __atomic_compare_exchange_n(hub + 2, &last, CLAIM(sequence, me), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+int64_t shoal_claimer(int64_t *hub, int64_t sequence) {
+    int64_t last = __atomic_load_n(hub + 2, __ATOMIC_SEQ_CST);
+    return last >= CLAIM(sequence, 0) ? last - CLAIM(sequence, 0) : -1;
+}
+
 int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int64_t sequence) {
     for (size_t i = 0; i < count; i++)
         if (!is_there(line_of(board, members[i]), sequence)) return members[i];

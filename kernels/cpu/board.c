@@ -3,15 +3,6 @@
 
 #include <string.h>
 
-typedef struct {
-    PyObject_HEAD
-    int has_view;
-    Py_buffer view;
-    int64_t *board, *members;
-    size_t count;
-    int64_t me;
-} Barrier;
-
 static int refuse(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
     return -1;

@@ -65,6 +65,8 @@ typedef struct {
 
 void shoal_arrive(int64_t *board, int64_t me, int64_t sequence);
 int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int64_t sequence);
+int shoal_claim(int64_t *hub, int64_t sequence, int64_t me);
+int64_t shoal_claimer(int64_t *hub, int64_t sequence);
 int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t sequence, const shoal_patience *patience);
 
 #endif

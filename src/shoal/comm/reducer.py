@@ -9,6 +9,7 @@ own copy of the state. The group's size and the number of learners are looked up
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal import kernels
@@ -22,10 +23,25 @@ TermsAt = Callable[[int, int], kernels.Terms]
 """terms(lo, hi): the mean over learners of elements [lo, hi) of their contributions, still to be computed"""
 
 
+_UNSETTLED_ROUNDS = 2
+"""In its first round a rank takes work arrays as it needs them; from the second on each learner has the same one
+as in the round before. So after two rounds of a group all know where the others' sums lie."""
+
+
 class Update(Protocol):
     """Computes elements `span` of the next state from the present one and the mean over learners."""
 
     def __call__(self, span: slice, terms: TermsAt) -> None: ...
+
+
+@dataclass(frozen=True)
+class Passes:
+    """An update that is nothing but moves of the kernels, so that all of a reduction on one node is one call.
+
+    moves(span, terms): those of elements `span`, the same for rounds of the same parity. numbers: mu, rate."""
+
+    moves: Callable[[slice, TermsAt], list[kernels.Move]]
+    numbers: tuple[float, float]
 
 
 class Reducer:
@@ -41,6 +57,8 @@ class Reducer:
         self._mean: Array | None = None
         self._made: dict[Any, Any] = {}
         self._made_for: tuple[Group, int] | None = None
+        self._parts: list[tuple[tuple[int, int], ...]] = []
+        """where the subtree sums of the node's ranks lay in the first round of this group, and in the last"""
 
     def start(self) -> None:
         """Begin a round."""
@@ -54,21 +72,26 @@ class Reducer:
         """Take the slot as the contribution of `learner`; a rank gives its learners in order."""
         self._sums.add((0, learner))
 
-    def reduce(self, group: Group, learners: int, round: int, update: Update) -> None:
+    def reduce(self, group: Group, learners: int, round: int, update: Update, passes: Passes | None = None) -> None:
         """Update the state by the mean over the P learners. Collective over the group, the same bits on all.
 
-        round: the number of the round, which grows from call to call."""
+        round: the number of the round, which grows from call to call. passes: what `update` does, where it can be
+        written so; given on all ranks or on none."""
         if self._made_for != (group, learners):
-            self._made, self._made_for = {}, (group, learners)
+            self._made, self._parts, self._made_for = {}, [], (group, learners)
         memory = self._memory
         here = memory.members(group.ranks) if memory is not None else ()
         if memory is not None and len(here) == group.size:
+            if passes is not None and len(self._parts) == _UNSETTLED_ROUNDS:
+                self._meet(memory, here, round, passes)
+                return
             memory.publish(self._sums.numbers)
             memory.barrier(here, 2 * round + 1)
             parts = memory.parts(here)
             arrays = [memory.part(*part) for part in parts] if parts not in self._made else []
             update(self._span(here), self._terms(parts, arrays, self._order(group, learners), 1.0 / learners))
             memory.barrier(here, 2 * round + 2)
+            self._parts = [*self._parts[:1], parts]
             return
         if group.size == 1:
             update(
@@ -84,6 +107,20 @@ class Reducer:
         memory.barrier(here, 2 * round + 1)  # nobody on this node reads the version that is overwritten any more
         update(self._span(here), terms)
         memory.barrier(here, 2 * round + 2)
+
+    def _meet(self, memory: NodeMemory, here: tuple[int, ...], round: int, passes: Passes) -> None:
+        """The reduction as one call."""
+        key = ("meeting", round % 2)
+        if key not in self._made:
+            assert self._made_for is not None
+            group, learners = self._made_for
+            parts = self._parts[-1]
+            arrays = [memory.part(*part) for part in parts]
+            terms = self._terms(parts, arrays, self._order(group, learners), 1.0 / learners)
+            alone = memory.one_for_all(len(parts), self._size)
+            moves = passes.moves(slice(0, self._size) if alone else self._span(here), terms)
+            self._made[key] = memory.meeting(here, moves, alone)
+        memory.meet(self._made[key], here, 2 * round + 1, passes.numbers)
 
     def _span(self, here: tuple[int, ...]) -> slice:
         """This rank's slice among the group's ranks of its node."""
