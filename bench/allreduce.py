@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import timing
 from mpi4py import MPI
 
+import timing
 from shoal import environment, kernels
 from shoal.backend import numpy_backend
 from shoal.comm.algorithms import Exchange, slices
 from shoal.comm.group import Group
-from shoal.comm.reducer import Reducer, TermsAt
+from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.world import World
 
@@ -48,8 +48,8 @@ class Case:
         return timing.contribution(self.size, self.group.rank, self.dtype)
 
 
-Timed = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]
-"""The call at the kernel, the call at Python, and how many results are wrong after it."""
+Timed = tuple[Callable[[], Any], Callable[[], Callable[[], Any]], Callable[[], int]]
+"""The call at Python, what makes the call at the kernel, and how many results are wrong after either."""
 
 
 class Shared:
@@ -59,75 +59,85 @@ class Shared:
         size, group = case.size, case.group
         memory = share(case.world, Sizes(size, size if momentum else 0, size, group.size, np.dtype(case.dtype)))
         assert isinstance(memory, NodeMemory), memory
-        self.memory, self._case, self._momentum = memory, case, momentum
+        self._memory, self._case, self._momentum = memory, case, momentum
         self._reducer = Reducer(numpy_backend(), size, case.dtype, True, memory)
-        self._here, self._round = memory.members(group.ranks), 0
+        self._passes = Passes(self._moves, (MU, 1.0))
+        self._round = 0
         self._reducer.start()
         self._reducer.slot()[...] = case.mine
         self._reducer.add(group.rank)
+        self.python()
+        self.python()
 
     def python(self) -> None:
         """The call that training makes."""
-        self._reducer.reduce(self._case.group, self._case.group.size, self._round, self._update)
+        group = self._case.group
+        self._reducer.reduce(group, group.size, self._round, self._update, self._passes)
         self._round += 1
 
-    def kernel(self) -> None:
-        """The calls of compiled code alone."""
-        self.memory.barrier(self._here, 2 * self._round + 1)
-        self._pass()
-        self.memory.barrier(self._here, 2 * self._round + 2)
-        self._round += 1
+    def kernel(self) -> Callable[[], Any]:
+        """The compiled call alone."""
+        memory, here = self._memory, self._memory.members(self._case.group.ranks)
+        alone = memory.one_for_all(len(here), self._case.size)
+        span = slice(0, self._case.size) if alone else self._span()
+        meetings = [memory.meeting(here, self._at(now, span, self._terms), alone) for now in (0, 1)]
 
-    def prepare(self) -> Callable[[], Any]:
-        """The kernel's pass over this rank's slice."""
-        self.python()
-        terms = self._terms
-        span = slices(self._case.size, self._case.group.size)[self._case.group.rank]
-        self._pass = functools.partial(self._update, span, lambda lo, hi: terms)
-        return self.kernel
+        def call() -> None:
+            memory.meet(meetings[self._round % 2], here, 2 * self._round + 1, (MU, 1.0))
+            self._round += 1
+
+        return call
+
+    def loops(self) -> Callable[[], Any]:
+        """The moves alone, of this rank's slice."""
+        moves = self._moves(self._span(), self._terms)
+        return lambda: [kernels.apply(np, move, MU, 1.0) for move in moves]
+
+    def _span(self) -> slice:
+        return slices(self._case.size, self._case.group.size)[self._case.group.rank]
 
     def _update(self, span: slice, terms: TermsAt) -> None:
+        self._terms = terms
+        for move in self._moves(span, terms):
+            kernels.apply(np, move, MU, 1.0)
+
+    def _moves(self, span: slice, terms: TermsAt) -> list[kernels.Move]:
+        return self._at(self._round % 2, span, terms)
+
+    def _at(self, now: int, span: slice, terms: TermsAt) -> list[kernels.Move]:
         if span.start == span.stop:
-            self._terms = None
-            return
-        self._terms = terms(span.start, span.stop)
-        now, after = self.memory.versions[self._round % 2], self.memory.versions[1 - self._round % 2]
+            return []
+        summed = terms(span.start, span.stop)
+        versions = [self._memory.versions[k] for k in (now, 1 - now)]
         if not self._momentum:
-            kernels.canonical_sum(np, self._terms, after["anchor"][span])
-            return
-        pairs = [(one["anchor"][span], one["velocity"][span]) for one in (now, after)]
-        kernels.reduce_displacement(np, self._terms, *pairs, MU)
+            return [kernels.Move(summed, kernels.SUM, (versions[1]["anchor"][span],))]
+        arrays = tuple(one[name][span] for one in versions for name in ("anchor", "velocity"))
+        return [kernels.Move(summed, kernels.DISPLACEMENT, arrays)]
 
     def wrong(self) -> int:
         """Of the sum; the reduction's bits are the unit tests' matter."""
         if self._momentum:
             return 0
-        result = self.memory.versions[self._round % 2]["anchor"]
+        result = self._memory.versions[self._round % 2]["anchor"]
         return timing.wrong(result, self._case.group.size, 1 / self._case.group.size)
 
 
 def shared(case: Case) -> Timed:
     """The mean over the ranks."""
     made = Shared(case, momentum=False)
-    return made.prepare(), made.python, made.wrong
+    return made.python, made.kernel, made.wrong
 
 
 def reduction(case: Case) -> Timed:
     """The mean, the new velocity and the new anchor."""
     made = Shared(case, momentum=True)
-    return made.prepare(), made.python, made.wrong
+    return made.python, made.kernel, made.wrong
 
 
 def floor(case: Case) -> Timed:
     """The loops alone."""
-    made = Shared(case, momentum=False)
-    made.prepare()
-
-    def loops() -> None:
-        made._pass()
-        made._round += 1
-
-    return loops, loops, lambda: 0
+    loops = Shared(case, momentum=False).loops()
+    return loops, lambda: loops, lambda: 0
 
 
 def exchange(case: Case) -> Timed:
@@ -135,14 +145,15 @@ def exchange(case: Case) -> Timed:
     out, mine = numpy_backend().empty(case.size, case.dtype), case.mine
     call = Exchange(case.group.transport, case.group.size, case.size, numpy_backend(), case.dtype)
     timed = functools.partial(call, [mine], out, 1 / case.group.size)
-    return timed, timed, lambda: timing.wrong(out, case.group.size, 1 / case.group.size)
+    return timed, lambda: timed, lambda: timing.wrong(out, case.group.size, 1 / case.group.size)
 
 
 def native(case: Case) -> Timed:
     """The MPI library's."""
     out, mine = numpy_backend().empty(case.size, case.dtype), case.mine
-    timed = functools.partial(case.group.transport.comm.Allreduce, mine, out)
-    return timed, timed, lambda: timing.wrong(out, case.group.size)
+    kind = MPI.FLOAT if case.dtype == "float32" else MPI.DOUBLE
+    timed = functools.partial(case.group.transport.comm.Allreduce, [mine, kind], [out, kind])
+    return timed, lambda: timed, lambda: timing.wrong(out, case.group.size)
 
 
 ALGORITHMS = {one.__name__: one for one in (shared, reduction, exchange, native, floor)}
@@ -152,14 +163,14 @@ def measure(case: Case, name: str) -> dict[str, Any]:
     """The row of one algorithm, on all ranks."""
     comm = case.world.comm
     n_bytes = case.size * np.dtype(case.dtype).itemsize
-    kernel, python, wrong = ALGORITHMS[name](case)
-    us = []
-    for call in (kernel, python):
+    python, kernel, wrong = ALGORITHMS[name](case)
+    us, bad = [], 0
+    for call in (python, kernel()):
         case.world.meet()
         times = timing.durations_ns(call, timing.iterations(n_bytes))
         us.append(timing.microseconds(np.array(comm.allgather(times))))
-    bad = sum(comm.allgather(wrong()))
-    return timing.row("shoal", name, (n_bytes, case.dtype), case.group.size, (us[0], us[1]), bad)
+        bad += sum(comm.allgather(wrong()))
+    return timing.row("shoal", name, (n_bytes, case.dtype), case.group.size, (us[1], us[0]), bad)
 
 
 def rows(world: World, options: Any) -> Iterator[dict[str, Any]]:
