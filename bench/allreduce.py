@@ -13,6 +13,7 @@ node read, the others one in each rank.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,16 +83,21 @@ class Shared:
         span = slice(0, self._case.size) if alone else self._span()
         meetings = [memory.meeting(here, self._at(now, span, self._terms), alone) for now in (0, 1)]
 
+        runs, patience = [meeting.run for meeting in meetings], memory.patience
+
         def call() -> None:
-            memory.meet(meetings[self._round % 2], here, 2 * self._round + 1, (MU, 1.0))
-            self._round += 1
+            k = self._round
+            self._round = k + 1
+            while runs[k & 1](2 * k + 1, MU, 1.0, *patience) >= 0:
+                pass
 
         return call
 
     def loops(self) -> Callable[[], Any]:
-        """The moves alone, of this rank's slice."""
-        moves = self._moves(self._span(), self._terms)
-        return lambda: [kernels.apply(np, move, MU, 1.0) for move in moves]
+        """The moves alone, of this rank's slice: it meets nobody."""
+        alone = kernels.barrier(numpy_backend().zeros(8, np.int64), (0,), 0)
+        run, count = kernels.meeting(np, alone, self._moves(self._span(), self._terms)).run, itertools.count(1, 2)
+        return lambda: run(next(count), MU, 1.0, 0, 0, 0.0)
 
     def _span(self) -> slice:
         return slices(self._case.size, self._case.group.size)[self._case.group.rank]
@@ -189,6 +195,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--algorithms", nargs="*", choices=sorted(ALGORITHMS), default=list(ALGORITHMS))
     options = parser.parse_args(arguments)
     world = World(MPI.COMM_WORLD, numpy_backend())
+    timing.pin(world.rank, world.size)
     header = {"bench": "allreduce", **environment.describe(), "ranks": world.size, "mpi": world.library}
     if world.is_master:
         timing.show(header, rows(world, options), options.json)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,8 +20,6 @@ KB, MB = 1 << 10, 1 << 20
 SIZES = [4, 64, 256, KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 44 * MB, 128 * MB]
 SKIPPED = 0.2
 """the share of the calls that is made before the timed ones, at least three"""
-SETTLE_NS = 40_000_000
-"""a rank computes for so long before its calls, as in training: ranks that slept may have woken on one core"""
 COLUMNS = ("bytes", "dtype", "program", "algorithm", "us", "call_us", "algbw_gb_s", "busbw_gb_s", "wrong")
 
 
@@ -42,12 +41,16 @@ def wrong(result: np.ndarray, ranks: int, scale: float = 1.0) -> int:
     return int((result != total * result.dtype.type(scale)).sum())
 
 
+def pin(rank: int, ranks: int) -> None:
+    """Keep this rank on a core of its own, where there are enough: two that wake on one core stay there a while."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if ranks <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+
+
 def durations_ns(call: Callable[[], Any], count: int) -> np.ndarray:
     """The times of `count` calls, int64, after some that are not counted. Collective, where the call is."""
     clock, skipped = time.monotonic_ns, max(3, int(SKIPPED * count))
-    end_ns = clock() + SETTLE_NS
-    while clock() < end_ns:
-        pass
     times = np.zeros(skipped + count, np.int64)
     for i in range(skipped + count):
         start = clock()

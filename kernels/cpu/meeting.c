@@ -21,7 +21,7 @@ typedef struct {
     PyObject_HEAD
     Barrier *barrier;
     int64_t *hub; /* NULL: each its slice */
-    Py_ssize_t count;
+    Py_ssize_t count, bytes;
     Move *moves;
     int64_t sequence;
     int stage; /* of `sequence`: 0 not arrived, 1 arrived, 2 its work done */
@@ -73,6 +73,7 @@ static int fill_all(Meeting *self, PyObject *moves, PyTypeObject *terms_type) {
     for (Py_ssize_t i = 0; i < count; i++) {
         self->count++;
         if (fill(&self->moves[i], PyTuple_GET_ITEM(moves, i), terms_type) < 0) return -1;
+        self->bytes += (Py_ssize_t)self->moves[i].terms->terms.count * self->moves[i].views[0].len;
     }
     return 0;
 }
@@ -134,22 +135,32 @@ static void work(Meeting *self, double mu, double rate) {
     }
 }
 
-static int64_t by_slices(Meeting *self, double mu, double rate, const shoal_patience *patience) {
+/* Whoever sleeps until this rank arrives is woken before long work, or where this rank would sleep itself, or at the
+   end: the fence costs a miss of the cache, which else passes while this rank looks at the others' lines. */
+static int64_t by_slices(Meeting *self, double mu, double rate, shoal_patience *patience) {
     Barrier *at = self->barrier;
+    int64_t *own = at->board + SHOAL_LINE * at->me;
+    patience->posted = own;
     if (self->stage == 1) {
         int64_t missing = shoal_wait(at->board, at->members, at->count, self->sequence, patience);
+        if (patience->posted && (missing >= 0 || self->bytes > SHORT_BYTES)) shoal_wake(own);
         if (missing >= 0) return missing;
         work(self, mu, rate);
-        shoal_arrive(at->board, at->me, self->sequence + 1);
+        shoal_post(own, self->sequence + 1);
+        patience->posted = own;
         self->stage = 2;
     }
-    return shoal_wait(at->board, at->members, at->count, self->sequence + 1, patience);
+    int64_t missing = shoal_wait(at->board, at->members, at->count, self->sequence + 1, patience);
+    if (patience->posted) shoal_wake(own);
+    return missing;
 }
 
-/* Each has written its arrival before it looks at the others', so the last one sees all. */
-static int64_t by_the_last(Meeting *self, double mu, double rate, const shoal_patience *patience) {
+/* Each has written its arrival before it looks at the others', so the last one sees all. Nobody sleeps on the line of
+   a rank here, but on the hub. */
+static int64_t by_the_last(Meeting *self, double mu, double rate, shoal_patience *patience) {
     Barrier *at = self->barrier;
     int64_t zero = 0, next = self->sequence + 1;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     int64_t missing = shoal_missing(at->board, at->members, at->count, self->sequence);
     if (missing < 0 && shoal_claim(self->hub, self->sequence, at->me)) {
         work(self, mu, rate);
@@ -166,14 +177,14 @@ static PyObject *meeting_run(PyObject *object, PyObject *const *args, Py_ssize_t
     if (count != 6) return PyErr_Format(PyExc_TypeError, "the call is run(sequence, mu, rate, spins, yields, deadline_s)");
     int64_t sequence = PyLong_AsLongLong(args[0]);
     double mu = PyFloat_AsDouble(args[1]), rate = PyFloat_AsDouble(args[2]);
-    shoal_patience patience = {PyLong_AsLong(args[3]), PyLong_AsLong(args[4]), PyFloat_AsDouble(args[5])};
+    shoal_patience patience = {PyLong_AsLong(args[3]), PyLong_AsLong(args[4]), PyFloat_AsDouble(args[5]), NULL};
     if (PyErr_Occurred()) return NULL;
     int64_t missing;
     Py_BEGIN_ALLOW_THREADS
     if (self->sequence != sequence || !self->stage) {
         self->sequence = sequence;
         self->stage = 1;
-        shoal_arrive(self->barrier->board, self->barrier->me, sequence);
+        shoal_post(self->barrier->board + SHOAL_LINE * self->barrier->me, sequence);
     }
     missing = self->hub ? by_the_last(self, mu, rate, &patience) : by_slices(self, mu, rate, &patience);
     if (missing < 0) self->stage = 0;

@@ -57,6 +57,7 @@ class Reducer:
         self._mean: Array | None = None
         self._made: dict[Any, Any] = {}
         self._made_for: tuple[Group, int] | None = None
+        self._here: tuple[int, ...] = ()
         self._parts: list[tuple[tuple[int, int], ...]] = []
         """where the subtree sums of the node's ranks lay in the first round of this group, and in the last"""
 
@@ -79,8 +80,8 @@ class Reducer:
         written so; given on all ranks or on none."""
         if self._made_for != (group, learners):
             self._made, self._parts, self._made_for = {}, [], (group, learners)
-        memory = self._memory
-        here = memory.members(group.ranks) if memory is not None else ()
+            self._here = self._memory.members(group.ranks) if self._memory is not None else ()
+        memory, here = self._memory, self._here
         if memory is not None and len(here) == group.size:
             if passes is not None and len(self._parts) == _UNSETTLED_ROUNDS:
                 self._meet(memory, here, round, passes)

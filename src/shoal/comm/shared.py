@@ -35,7 +35,7 @@ from shoal.errors import DeadlineError
 
 _PAGE = 4096
 _LINE_BYTES = 64
-_SPINS, _YIELDS = 50, 200
+_SPINS, _YIELDS = 50, 100
 """Short: a rank that spins may have the core that the one it waits for needs, whatever the number of cores."""
 _ONE_FOR_ALL_BYTES = 512 << 10
 """With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
@@ -138,12 +138,14 @@ class NodeMemory:
         """Two barriers, at `sequence` and the next number, with the moves of the meeting in between; numbers: mu
         and the rate. Raises as `barrier` does."""
         run, (mu, rate) = meeting.run, numbers
-        if run(sequence, mu, rate, self._spins, _YIELDS, _LOOK_S) >= 0:
+        if run(sequence, mu, rate, *self.patience) >= 0:
             self._until(lambda *patience: run(sequence, mu, rate, *patience), members, (sequence, sequence + 1))
 
     @property
-    def _spins(self) -> int:
-        return 0 if self._waiter.crowded else _SPINS
+    def patience(self) -> tuple[int, int, float]:
+        """How a wait in C goes: looks, then looks with the core given away in between, then sleep, and seconds until
+        it comes back."""
+        return (0 if self._waiter.crowded else _SPINS), _YIELDS, _LOOK_S
 
     def _barrier(self, members: tuple[int, ...]) -> kernels.Barrier:
         if self._line is None or self._line[0] != members:
@@ -153,7 +155,7 @@ class NodeMemory:
     def _until(self, wait: Callable[..., int], members: tuple[int, ...], sequences: tuple[int, ...]) -> None:
         """Wait on until the deadline; `wait` comes back with a member that is missing at one of the sequences."""
         end_s = time.monotonic() + self._waiter.timeout_s
-        while (one := wait(self._spins, _YIELDS, _LOOK_S)) >= 0:
+        while (one := wait(*self.patience)) >= 0:
             if time.monotonic() > end_s:
                 behind = (kernels.missing(self._board, members, sequence) for sequence in sequences)
                 late = [self.ranks[m] for m in next((some for some in behind if one in some), [one])]
