@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,15 +191,43 @@ def rows(world: World, options: Any) -> Iterator[dict[str, Any]]:
     group.close()
 
 
+def holdings() -> dict[str, int]:
+    """What this process holds: resident KB, descriptors, mappings; and the files in /dev/shm, of whomever."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    files = [len(list(Path(folder).iterdir())) for folder in ("/proc/self/fd", "/dev/shm")]
+    return {"resident_kb": int(status["VmRSS"].split()[0]), "mappings": mappings, "fds": files[0], "shm": files[1]}
+
+
+def hold(world: World, reductions: int) -> dict[str, Any]:
+    """What each rank holds before and after so many whole reductions of 64 KB. Collective."""
+    group = world.split(world.order)
+    assert group is not None
+    made = Shared(Case(world, group, 16 * timing.KB, "float32"), momentum=True)
+    held = []
+    for count in (100, reductions):
+        for _ in range(count):
+            made.python()
+        world.meet()
+        held.append(world.comm.allgather(holdings()))
+    group.close()
+    return {"reductions": reductions, "before": held[0], "after": held[1]}
+
+
 def main(arguments: list[str]) -> None:
     """Collective over the ranks."""
     parser = timing.parser(__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="*", choices=sorted(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--hold", type=int, metavar="N", help="instead: what ranks hold before and after N reductions")
     options = parser.parse_args(arguments)
     world = World(MPI.COMM_WORLD, numpy_backend())
     timing.pin(world.rank, world.size)
     header = {"bench": "allreduce", **environment.describe(), "ranks": world.size, "mpi": world.library}
-    if world.is_master:
+    if options.hold:
+        held = hold(world, options.hold)
+        if world.is_master:
+            print(json.dumps({**header, **held}))
+    elif world.is_master:
         timing.show(header, rows(world, options), options.json)
     else:
         for _ in rows(world, options):
