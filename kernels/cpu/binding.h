@@ -35,7 +35,27 @@ static inline Py_ssize_t bytes_of(const arrays *taken) { return taken->count * t
         if (thread) PyEval_RestoreThread(thread); \
     }
 
-extern PyType_Spec terms_spec, barrier_spec;
+/* Made once, used every round. `Terms` has its parts, `Barrier` its board, for as long as they live. */
+typedef struct {
+    PyObject_HEAD
+    shoal_terms terms;
+    char format;
+    Py_ssize_t held; /* views */
+    Py_buffer *views;
+    const void **parts;
+    unsigned char *joins;
+} Terms;
+
+typedef struct {
+    PyObject_HEAD
+    int has_view;
+    Py_buffer view;
+    int64_t *board, *members;
+    size_t count;
+    int64_t me;
+} Barrier;
+
+extern PyType_Spec terms_spec, barrier_spec, meeting_spec;
 int add_type(PyObject *module, PyType_Spec *spec, const char *name);
 
 #endif

@@ -3,15 +3,6 @@
 
 #include <string.h>
 
-typedef struct {
-    PyObject_HEAD
-    int has_view;
-    Py_buffer view;
-    int64_t *board, *members;
-    size_t count;
-    int64_t me;
-} Barrier;
-
 static int refuse(const char *why) {
     PyErr_SetString(PyExc_ValueError, why);
     return -1;
@@ -80,7 +71,7 @@ static PyObject *barrier_wait(PyObject *object, PyObject *const *args, Py_ssize_
     Barrier *self = (Barrier *)object;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "the call is wait(sequence, spins, yields, deadline_s)");
     int64_t sequence = PyLong_AsLongLong(args[0]);
-    shoal_patience patience = {PyLong_AsLong(args[1]), PyLong_AsLong(args[2]), PyFloat_AsDouble(args[3])};
+    shoal_patience patience = {PyLong_AsLong(args[1]), PyLong_AsLong(args[2]), PyFloat_AsDouble(args[3]), NULL};
     if (PyErr_Occurred()) return NULL;
     int64_t missing = shoal_missing(self->board, self->members, self->count, sequence);
     if (missing >= 0) {

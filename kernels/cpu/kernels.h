@@ -57,14 +57,21 @@ void shoal_unpack_f16(const uint16_t *x, float *out, size_t n);
 void shoal_pack_bf16(const float *x, uint16_t *out, size_t n);
 void shoal_unpack_bf16(const uint16_t *x, float *out, size_t n);
 
-/* The board has SHOAL_LINE words a rank. `wait` returns the first member that is missing after `patience_s`, or -1. */
+/* The board has SHOAL_LINE words a rank. `wait` returns the first member that is missing after `patience_s`, or -1.
+   `arrive` is `post` and then `wake`; a rank that spins may do other things before it wakes those who sleep, so
+   `posted`, the line of a rank that has still to, is woken for where a wait gives the core away. */
 typedef struct {
     long spins, yields;
     double patience_s;
+    int64_t *posted; /* or NULL; `wait` sets it to NULL */
 } shoal_patience;
 
+void shoal_post(int64_t *line, int64_t sequence);
+void shoal_wake(int64_t *line);
 void shoal_arrive(int64_t *board, int64_t me, int64_t sequence);
 int64_t shoal_missing(int64_t *board, const int64_t *members, size_t count, int64_t sequence);
-int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t sequence, const shoal_patience *patience);
+int shoal_claim(int64_t *hub, int64_t sequence, int64_t me);
+int64_t shoal_claimer(int64_t *hub, int64_t sequence);
+int64_t shoal_wait(int64_t *board, const int64_t *members, size_t count, int64_t sequence, shoal_patience *patience);
 
 #endif

@@ -142,6 +142,7 @@ static int start(PyObject *module) {
         return -1;
     }
     if (add_type(module, &terms_spec, "Terms") < 0 || add_type(module, &barrier_spec, "Barrier") < 0) return -1;
+    if (add_type(module, &meeting_spec, "Meeting") < 0) return -1;
     if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) return -1;
     return PyModule_AddStringConstant(module, "FLAGS", SHOAL_FLAGS);
 }

@@ -6,16 +6,6 @@
 
 #include <string.h>
 
-typedef struct {
-    PyObject_HEAD
-    shoal_terms terms;
-    char format;
-    Py_ssize_t held; /* views */
-    Py_buffer *views;
-    const void **parts;
-    unsigned char *joins;
-} Terms;
-
 static int joins_fit(const unsigned char *joins, Py_ssize_t count) {
     Py_ssize_t depth = 0;
     for (Py_ssize_t i = 0; i < count; i++) {

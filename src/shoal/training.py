@@ -81,7 +81,8 @@ class Training:
         busy_s = time.perf_counter() - start
         settings = (at.steps, at.momentum, at.rate)
         update = functools.partial(self._average.update, state, settings)
-        reducer.reduce(group, at.learners, state.progress.round, update)
+        passes = self._average.passes(state, settings)
+        reducer.reduce(group, at.learners, state.progress.round, update, passes)
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 

@@ -18,11 +18,11 @@ from shoal.comm.group import Group
 from shoal.comm.hierarchical import on_nodes
 from shoal.comm.setting import Setting
 from shoal.comm.shared import NodeMemory
-from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Strategy, TermsAt, Update
+from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Passes, Strategy, TermsAt, Update
 from shoal.comm.tree import SubtreeSums
 from shoal.comm.tuning import Choice, Place, Tuner
 
-__all__ = ["Reducer", "TermsAt", "Update"]
+__all__ = ["Passes", "Reducer", "TermsAt", "Update"]
 
 
 class Reducer:
@@ -51,14 +51,15 @@ class Reducer:
         """Take the slot as the contribution of `learner`; a rank gives its learners in order."""
         self._sums.add((0, learner))
 
-    def reduce(self, group: Group, learners: int, round: int, update: Update) -> None:
+    def reduce(self, group: Group, learners: int, round: int, update: Update, passes: Passes | None = None) -> None:
         """Update the state by the mean over the P learners. Collective over the group, the same bits on all.
 
-        round: the number of the round, which grows from call to call."""
+        round: the number of the round, which grows from call to call. passes: what `update` does, where it can be
+        written so; given on all ranks or on none."""
         if self._made is None or self._made[:2] != (group, learners):
             self._made = None  # its work memory is free before the next takes its own
             self._made = (group, learners, self._strategy(group, learners, round))
-        self._made[2](self._sums, round, update)
+        self._made[2](self._sums, round, update, passes)
 
     def _strategy(self, group: Group, learners: int, round: int) -> Strategy:
         nodes = on_nodes(group.ranks, self._tuner.node_of)

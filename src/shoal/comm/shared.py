@@ -4,7 +4,7 @@ One memory file without a name (memfd): it leaves nothing behind, whatever is ki
 it, the others open it through /proc. It is large enough for whatever the schedule can ask for, and takes memory
 only where it is touched, so a resize changes a list of ranks and no memory:
 
-    board       a line of 64 bytes a rank, for the barrier
+    board       a line of 64 bytes a rank, for the barrier, and one for the work that one rank does for all
     table       which of its slots hold a rank's subtree sums, in the order of the tree
     state       anchor, velocity, momentum: two versions, of which each round reads one and writes the other
     slots       a rank's work memory for the sums of its learners
@@ -19,7 +19,7 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,10 @@ from shoal.errors import DeadlineError
 
 _PAGE = 4096
 _LINE_BYTES = 64
-_SPINS, _YIELDS = 4000, 400
+_SPINS, _YIELDS = 50, 100
+"""Short: a rank that spins may have the core that the one it waits for needs, whatever the number of cores."""
+_ONE_FOR_ALL_BYTES = 512 << 10
+"""With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
 _LOOK_S = 0.05
 """A wait in C comes back this often, so that Python sees signals and the deadline."""
 
@@ -60,13 +63,17 @@ class Sizes:
 class NodeMemory:
     """One rank's view of the node's memory. `ranks` are the world ranks of the node, `me` the index among them."""
 
+    can_claim = False
+    """whether one rank may do the work of all: where all ranks of the node have compiled kernels"""
+
     def __init__(self, memory: mmap.mmap, ranks: Sequence[int], me: int, sizes: Sizes, waiter: Waiter) -> None:
         self.ranks, self.me = tuple(ranks), me
         self._waiter = waiter
+        self._item_bytes = sizes.dtype.itemsize
         self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
         self._bytes = np.frombuffer(memory, np.uint8)
         places = _places(len(ranks), sizes)
-        self._board = self._view(places["board"], len(ranks) * 8, np.dtype(np.int64))
+        self._board = self._view(places["board"], (len(ranks) + 1) * 8, np.dtype(np.int64))
         self._table = self._view(places["table"], len(ranks) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
             len(ranks), -1
         )
@@ -107,19 +114,51 @@ class NodeMemory:
         """The work array `number` of another rank of the node."""
         return self._slots[member, number]
 
+    def one_for_all(self, contributions: int, size: int) -> bool:
+        """Whether a reduction of so many arrays of `size` numbers is done by one rank alone."""
+        small = contributions * size * self._item_bytes <= _ONE_FOR_ALL_BYTES
+        return small and self._waiter.crowded and self.can_claim
+
     def barrier(self, members: tuple[int, ...], sequence: int) -> None:
         """Wait until all members (indices among `ranks`) are at `sequence`, which grows from barrier to barrier.
 
         Raises DeadlineError naming the world ranks that are missing."""
+        line = self._barrier(members)
+        line.arrive(sequence)
+        self._until(lambda *patience: line.wait(sequence, *patience), members, (sequence,))
+
+    def meeting(self, members: tuple[int, ...], moves: Sequence[kernels.Move], alone: bool) -> kernels.Meeting:
+        """The meeting of the members at which each does its moves or (`alone`) one of them does all."""
+        hub = len(self.ranks) if alone else kernels.NO_HUB
+        return kernels.meeting(np, self._barrier(members), moves, hub)
+
+    def meet(
+        self, meeting: kernels.Meeting, members: tuple[int, ...], sequence: int, numbers: tuple[float, float]
+    ) -> None:
+        """Two barriers, at `sequence` and the next number, with the moves of the meeting in between; numbers: mu
+        and the rate. Raises as `barrier` does."""
+        run, (mu, rate) = meeting.run, numbers
+        if run(sequence, mu, rate, *self.patience) >= 0:
+            self._until(lambda *patience: run(sequence, mu, rate, *patience), members, (sequence, sequence + 1))
+
+    @property
+    def patience(self) -> tuple[int, int, float]:
+        """How a wait in C goes: looks, then looks with the core given away in between, then sleep, and seconds until
+        it comes back."""
+        return (0 if self._waiter.crowded else _SPINS), _YIELDS, _LOOK_S
+
+    def _barrier(self, members: tuple[int, ...]) -> kernels.Barrier:
         if self._line is None or self._line[0] != members:
             self._line = (members, kernels.barrier(self._board, members, self.me))
-        line = self._line[1]
-        line.arrive(sequence)
-        spins = 0 if self._waiter.crowded else _SPINS
+        return self._line[1]
+
+    def _until(self, wait: Callable[..., int], members: tuple[int, ...], sequences: tuple[int, ...]) -> None:
+        """Wait on until the deadline; `wait` comes back with a member that is missing at one of the sequences."""
         end_s = time.monotonic() + self._waiter.timeout_s
-        while line.wait(sequence, spins, _YIELDS, _LOOK_S) >= 0:
+        while (one := wait(*self.patience)) >= 0:
             if time.monotonic() > end_s:
-                late = [self.ranks[m] for m in kernels.missing(self._board, members, sequence)]
+                behind = (kernels.missing(self._board, members, sequence) for sequence in sequences)
+                late = [self.ranks[m] for m in next((some for some in behind if one in some), [one])]
                 raise DeadlineError(
                     f"waited {self._waiter.timeout_s:.0f} s for world rank {', '.join(map(str, late))}, which did "
                     "not come to a reduction; look at what it is doing, or raise run.timeout_s if it was only slow"
@@ -154,11 +193,14 @@ def share(world: World, sizes: Sizes) -> NodeMemory | str:
                 made = mmap.mmap(file.fileno(), n_bytes)
             except (OSError, ValueError) as error:
                 problem = f"the node's memory file could not be mapped ({error})"
-        missing = np.flatnonzero(gather(world.transport, np.array([made is None], np.uint8)))
-        without = broadcast_bytes(world.transport, ", ".join(map(str, missing)).encode()).decode()
+        answers = gather(world.transport, np.array([made is None, not kernels.can_claim()], np.uint8))
+        lists = [", ".join(map(str, np.flatnonzero(column))) for column in answers.T]
+        without, twins = broadcast_bytes(world.transport, ";".join(lists).encode()).decode().split(";")
     if without or made is None:
         return problem or f"world rank {without} could not map the memory of its node"
-    return NodeMemory(made, world.node_ranks, local.rank, sizes, world.waiter)
+    memory = NodeMemory(made, world.node_ranks, local.rank, sizes, world.waiter)
+    memory.can_claim = not twins
+    return memory
 
 
 def _padded(sizes: Sizes) -> int:
@@ -169,7 +211,7 @@ def _padded(sizes: Sizes) -> int:
 def _places(ranks: int, sizes: Sizes) -> dict[str, int]:
     """Where each part starts, in bytes, every one on a page; "end" is the size of the file."""
     item = sizes.dtype.itemsize
-    lengths = [("board", ranks * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
+    lengths = [("board", (ranks + 1) * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
     for k in (0, 1):
         lengths.append((f"anchor{k}", sizes.anchor * item))
         lengths.append((f"velocity{k}", sizes.velocity * item))

@@ -7,6 +7,7 @@ times a round at most; the sequence numbers of these barriers grow with the roun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal import kernels
@@ -21,16 +22,31 @@ TermsAt = Callable[[int, int], kernels.Terms]
 """terms(lo, hi): the mean over learners of elements [lo, hi) of their contributions, still to be computed"""
 
 
+_UNSETTLED_ROUNDS = 2
+"""In its first round a rank takes work arrays as it needs them; from the second on each learner has the same one
+as in the round before. So after two rounds of a group all know where the others' sums lie."""
+
+
 class Update(Protocol):
     """Computes elements `span` of the next state from the present one and the mean over learners."""
 
     def __call__(self, span: slice, terms: TermsAt) -> None: ...
 
 
+@dataclass(frozen=True)
+class Passes:
+    """An update that is nothing but moves of the kernels, so that all of a reduction on one node is one call.
+
+    moves(span, terms): those of elements `span`, the same for rounds of the same parity. numbers: mu, rate."""
+
+    moves: Callable[[slice, TermsAt], list[kernels.Move]]
+    numbers: tuple[float, float]
+
+
 class Strategy(Protocol):
     """Made for one group and number of learners."""
 
-    def __call__(self, sums: SubtreeSums, round: int, update: Update) -> None:
+    def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """Update the state by the mean over learners. Collective over the group."""
 
 
@@ -41,7 +57,7 @@ class Alone:
         self._size = setting.size
         self._terms = _Terms(setting.backend.xp, joins(cover(setting.dealt[0])), 1.0 / setting.learners)
 
-    def __call__(self, sums: SubtreeSums, round: int, update: Update) -> None:
+    def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
         update(slice(0, self._size), self._terms(tuple(sums.numbers), lambda: sums.parts))
 
@@ -50,17 +66,37 @@ class OnNode:
     """Ranks of one node: sum and update in one pass over their shared memory, each rank for its slice."""
 
     def __init__(self, memory: NodeMemory, group: Group, setting: Setting) -> None:
+        self._memory, self._size = memory, setting.size
         self._meeting = _Meeting(memory, group, setting.size)
         dealt = blocks(setting.learners, group.size)
         order = joins([vertex for block in dealt for vertex in cover(block)])
         self._terms = _Terms(setting.backend.xp, order, 1.0 / setting.learners)
+        self._rounds = 0
+        self._lie: tuple[Any, Callable[[], list[Array]]] = ((), list)
+        """where the subtree sums of the node's ranks lie, as they said in the last unsettled round"""
+        self._calls: dict[int, kernels.Meeting] = {}
 
-    def __call__(self, sums: SubtreeSums, round: int, update: Update) -> None:
+    def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
+        if passes is not None and self._rounds >= _UNSETTLED_ROUNDS:
+            self._in_one_call(round, passes)
+            return
         meeting = self._meeting
-        parts, arrays = meeting.contributions(sums, round)
-        update(meeting.span, self._terms(parts, arrays))
+        self._lie = meeting.contributions(sums, round)
+        update(meeting.span, self._terms(*self._lie))
         meeting.barrier(round, 3)
+        self._rounds += 1
+
+    def _in_one_call(self, round: int, passes: Passes) -> None:
+        """Both barriers and the moves; one call for each of the two versions of the state."""
+        memory, here = self._memory, self._meeting.here
+        if round % 2 not in self._calls:
+            parts, _ = self._lie
+            alone = memory.one_for_all(len(parts), self._size)
+            span = slice(0, self._size) if alone else self._meeting.span
+            moves = passes.moves(span, self._terms(*self._lie))
+            self._calls[round % 2] = memory.meeting(here, moves, alone)
+        memory.meet(self._calls[round % 2], here, 3 * round + 1, passes.numbers)
 
 
 class OverNodes:
@@ -72,7 +108,7 @@ class OverNodes:
         self._scale = 1.0 / setting.learners
         self._terms = _Terms(setting.backend.xp, (0,), 1.0)
 
-    def __call__(self, sums: SubtreeSums, round: int, update: Update) -> None:
+    def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
         meeting = self._meeting
         parts, arrays = meeting.contributions(sums, round)
@@ -91,7 +127,7 @@ class ByMessages:
         self._mean = setting.empty(setting.size)
         self._terms = _Terms(setting.backend.xp, (0,), 1.0)
 
-    def __call__(self, sums: SubtreeSums, round: int, update: Update) -> None:
+    def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
         self._allreduce(sums.parts, self._mean, self._scale)
         terms = self._terms((), lambda: [self._mean])
@@ -107,19 +143,19 @@ class _Meeting:
     """The group's ranks of this node in their memory; `span` is this rank's slice of the state."""
 
     def __init__(self, memory: NodeMemory, group: Group, size: int) -> None:
-        self._memory, self._here = memory, memory.members(group.ranks)
-        self.span = slices(size, len(self._here))[self._here.index(memory.me)]
+        self._memory, self.here = memory, memory.members(group.ranks)
+        self.span = slices(size, len(self.here))[self.here.index(memory.me)]
 
     def barrier(self, round: int, number: int) -> None:
         """Barrier 1, 2 or 3 of the round."""
-        self._memory.barrier(self._here, 3 * round + number)
+        self._memory.barrier(self.here, 3 * round + number)
 
     def contributions(self, sums: SubtreeSums, round: int) -> tuple[Any, Callable[[], list[Array]]]:
         """Barrier 1; then which arrays hold the subtree sums of all ranks here, in order, and the arrays."""
         memory = self._memory
         memory.publish(sums.numbers)
         self.barrier(round, 1)
-        parts = memory.parts(self._here)
+        parts = memory.parts(self.here)
         return parts, lambda: [memory.part(*part) for part in parts]
 
 

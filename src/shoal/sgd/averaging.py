@@ -10,9 +10,11 @@ round reads one and writes the other, each rank those elements that the reducer 
 
 from __future__ import annotations
 
+import functools
+
 from shoal import kernels
 from shoal.backend import Array, Backend
-from shoal.comm.reducer import TermsAt
+from shoal.comm.reducer import Passes, TermsAt
 from shoal.config import Averaging, Train
 from shoal.model.flat import Layout
 from shoal.sgd.interfaces import State
@@ -31,25 +33,37 @@ class ReductionMomentum:
 
         A contribution is [parameters | statistics | local momentum, where it may be averaged]."""
         steps, mu, rate = settings
-        layout, (now, after) = self._layout, state.versions
+        layout, (_, after) = self._layout, state.versions
         trained = _part(span, 0, layout.parameters)
         if shares_gradient(self._train, steps):
             terms = self._step(state, trained, terms, rate)
         elif self._train.local_momentum and trained is not None and not averages_momentum(self._train, steps):
             after["momentum"][trained].fill(0)
-        if trained is not None:
-            pairs = [(one["anchor"][trained], one["velocity"][trained]) for one in (now, after)]
-            mean = terms(trained.start, trained.stop)
-            if self._averaging.velocity == "per_rate":
-                kernels.reduce_per_rate(self._xp, mean, pairs[0], pairs[1], (mu, rate))
-            else:
-                kernels.reduce_displacement(self._xp, mean, pairs[0], pairs[1], mu)
-        if (measured := _part(span, layout.parameters, layout.size)) is not None:
-            mean = terms(measured.start, measured.stop)
-            kernels.reduce_statistics(self._xp, mean, now["anchor"][measured], after["anchor"][measured])
+        for move in self._moves(state, span, terms):
+            kernels.apply(self._xp, move, mu, rate)
         if (kept := _part(span, layout.size, 2 * layout.size)) is not None and averages_momentum(self._train, steps):
             own = slice(kept.start - layout.size, kept.stop - layout.size)
             kernels.canonical_sum(self._xp, terms(kept.start, kept.stop), after["momentum"][own])
+
+    def passes(self, state: State, settings: tuple[int, float, float]) -> Passes | None:
+        """The same as moves of the kernels alone, or None where there is more to it: local momentum."""
+        _, mu, rate = settings
+        if self._train.local_momentum:
+            return None
+        return Passes(functools.partial(self._moves, state), (mu, rate))
+
+    def _moves(self, state: State, span: slice, terms: TermsAt) -> list[kernels.Move]:
+        """Anchor and velocity from the mean displacement, running statistics from theirs."""
+        layout, (now, after) = self._layout, state.versions
+        moves = []
+        if (trained := _part(span, 0, layout.parameters)) is not None:
+            arrays = [one[name][trained] for one in (now, after) for name in ("anchor", "velocity")]
+            rule = kernels.PER_RATE if self._averaging.velocity == "per_rate" else kernels.DISPLACEMENT
+            moves.append(kernels.Move(terms(trained.start, trained.stop), rule, tuple(arrays)))
+        if (measured := _part(span, layout.parameters, layout.size)) is not None:
+            statistics = (now["anchor"][measured], after["anchor"][measured])
+            moves.append(kernels.Move(terms(measured.start, measured.stop), kernels.STATISTICS, statistics))
+        return moves
 
     def _step(self, state: State, trained: slice | None, terms: TermsAt, rate: float) -> TermsAt:
         """Distributed momentum SGD: from the mean gradient to the displacement, -rate * direction."""
