@@ -30,7 +30,9 @@ from shoal.backend import numpy_backend
 from shoal.comm.algorithms import Exchange, slices
 from shoal.comm.group import Group
 from shoal.comm.reducer import Passes, Reducer, TermsAt
+from shoal.comm.setting import Setting
 from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.tuning import Tuner
 from shoal.comm.world import World
 
 MU = 0.5
@@ -63,7 +65,7 @@ class Shared:
         memory = share(case.world, Sizes(size, size if momentum else 0, size, group.size, np.dtype(case.dtype)))
         assert isinstance(memory, NodeMemory), memory
         self._memory, self._case, self._momentum = memory, case, momentum
-        self._reducer = Reducer(numpy_backend(), size, case.dtype, True, memory)
+        self._reducer = Reducer(numpy_backend(), size, case.dtype, Tuner(case.world.node_of), memory)
         self._passes = Passes(self._moves, (MU, 1.0))
         self._round = 0
         self._reducer.start()
@@ -151,7 +153,7 @@ def floor(case: Case) -> Timed:
 def exchange(case: Case) -> Timed:
     """Through MPI's messages."""
     out, mine = numpy_backend().empty(case.size, case.dtype), case.mine
-    call = Exchange(case.group.transport, case.group.size, case.size, numpy_backend(), case.dtype)
+    call = Exchange(Setting(case.group.transport, case.group.size, case.size, numpy_backend(), case.dtype))
     timed = functools.partial(call, [mine], out, 1 / case.group.size)
     return timed, lambda: timed, lambda: timing.wrong(out, case.group.size, 1 / case.group.size)
 

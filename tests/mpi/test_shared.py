@@ -14,6 +14,7 @@ from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.tuning import Tuner
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +29,7 @@ class Momentum:
         memory = share(world, Sizes(size, size, size, learners, np.dtype(np.float32)))
         assert isinstance(memory, NodeMemory), memory
         self.memory, self._learners, self._size = memory, learners, size
-        self._reducer = Reducer(numpy_backend(), size, np.float32, True, memory)
+        self._reducer = Reducer(numpy_backend(), size, np.float32, Tuner(world.node_of), memory)
 
     def round(self, group: Any, round: int, fused: bool) -> None:
         """One round. Collective."""
@@ -63,7 +64,7 @@ def test_one_call_has_the_bits_of_its_steps(world: Any, size: int, crowded: bool
     if world.size == 1:
         pytest.skip("one rank shares nothing")
     world.waiter.crowded = crowded
-    ways = [Momentum(world, size, 5) for _ in (0, 1)]
+    ways = [Momentum(world, size, 12) for _ in (0, 1)]
     done = 0
     for ranks in (world.order, world.order[:2], world.order):
         group = world.split(ranks)
