@@ -3,7 +3,8 @@
 Two learners on two ranks train an MLP of 1.2 million parameters, against two processes that each train the same
 net on their own, side by side on the same cores: gradient and local step, nothing else. `ratio` is a round of K
 steps over K steps of the slower of the two; medians over the rounds of a run, then over the repeats, in which the
-two take turns. BLAS has one thread.
+two take turns. `cpu_ratio` is the same for the processor time of a process, which other programs on the machine
+change less: it has the work and the looking around of a wait, not the sleep. BLAS has one thread.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def data() -> DataSet:
 
 def in_a_job(steps: int) -> None:
     """One rank: train, and on the master print the median time of a round. Collective."""
-    ends_s: list[float] = []
+    ends_s: list[tuple[float, float]] = []
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "round":
-            ends_s.append(event["train_s"])
+            ends_s.append((event["train_s"], time.process_time()))
 
     samples = data()
     shoal.train(
@@ -65,7 +66,13 @@ def in_a_job(steps: int) -> None:
         on_event=on_event,
     )
     if ends_s:
-        print(json.dumps({"round_ms": 1e3 * float(np.median(np.diff(ends_s)[ROUNDS_SKIPPED:]))}), flush=True)
+        say(np.diff(ends_s, axis=0))
+
+
+def say(rounds_s: Any) -> None:
+    """Print the medians over rounds; rounds_s: (rounds, 2), the clock's time and the processor's."""
+    clock_s, cpu_s = np.median(np.array(rounds_s)[ROUNDS_SKIPPED:], axis=0)
+    print(json.dumps({"round_ms": 1e3 * float(clock_s), "cpu_ms": 1e3 * float(cpu_s)}), flush=True)
 
 
 def alone(steps: int, start_s: float) -> None:
@@ -81,22 +88,23 @@ def alone(steps: int, start_s: float) -> None:
     parameters, step, times_s = weights[: model.layout.parameters], kernels.LocalStep(RATE), []
     time.sleep(max(0.0, start_s - time.time()))
     for first in range(0, STEPS_TIMED + ROUNDS_SKIPPED * steps, steps):
-        began = time.perf_counter()
+        began = (time.perf_counter(), time.process_time())
         for index in range(first, first + steps):
             model.gradient(*batches.training(index * BATCH, BATCH))
             kernels.local_step(np, parameters, gradient, None, step)
-        times_s.append(time.perf_counter() - began)
-    print(json.dumps({"round_ms": 1e3 * statistics.median(times_s[ROUNDS_SKIPPED:])}), flush=True)
+        times_s.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    say(times_s)
 
 
-def side_by_side(commands: list[list[str]]) -> list[float]:
-    """Run the programs at the same time; what each printed, in ms."""
+def side_by_side(commands: list[list[str]]) -> tuple[float, float]:
+    """Run the programs at the same time; the longest of the times that they printed, in ms: clock, processor."""
     environ = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) for command in commands]
     texts = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     if any(process.returncode for process in started):
         sys.exit(f"{commands[0]}: exit status {[process.returncode for process in started]}")
-    return [json.loads(text.splitlines()[-1])["round_ms"] for text in texts]
+    said = [json.loads(text.splitlines()[-1]) for text in texts]
+    return max(one["round_ms"] for one in said), max(one["cpu_ms"] for one in said)
 
 
 def compare(steps: int, repeats: int) -> dict[str, Any]:
@@ -105,12 +113,12 @@ def compare(steps: int, repeats: int) -> dict[str, Any]:
     rows = []
     for _ in range(repeats):
         start = str(time.time() + 3)
-        slower_ms = max(side_by_side([[sys.executable, str(HERE), "alone", str(steps), start]] * LEARNERS))
-        (round_ms,) = side_by_side([job])
-        rows.append((round_ms, slower_ms, round_ms / slower_ms))
+        slower_ms, slower_cpu_ms = side_by_side([[sys.executable, str(HERE), "alone", str(steps), start]] * LEARNERS)
+        round_ms, cpu_ms = side_by_side([job])
+        rows.append((round_ms, slower_ms, round_ms / slower_ms, cpu_ms / slower_cpu_ms))
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
     ratios = sorted(round(row[2], 3) for row in rows)
-    names = ("round_ms", "alone_ms", "ratio")
+    names = ("round_ms", "alone_ms", "ratio", "cpu_ratio")
     return {"steps": steps, **dict(zip(names, medians, strict=True)), "target": TARGETS.get(steps), "ratios": ratios}
 
 

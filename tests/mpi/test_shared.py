@@ -12,6 +12,7 @@ import pytest
 
 from shoal import kernels
 from shoal.backend import numpy_backend
+from shoal.comm.group import ranks_for
 from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.tuning import Tuner
@@ -19,6 +20,7 @@ from shoal.comm.tuning import Tuner
 pytestmark = pytest.mark.mpi
 
 ROUNDS = 500
+LEARNERS = 5
 MU = 0.5
 
 
@@ -64,10 +66,10 @@ def test_one_call_has_the_bits_of_its_steps(world: Any, size: int, crowded: bool
     if world.size == 1:
         pytest.skip("one rank shares nothing")
     world.waiter.crowded = crowded
-    ways = [Momentum(world, size, 12) for _ in (0, 1)]
+    ways = [Momentum(world, size, LEARNERS) for _ in (0, 1)]
     done = 0
-    for ranks in (world.order, world.order[:2], world.order):
-        group = world.split(ranks)
+    for living in (world.order, world.order[:2], world.order):
+        group = world.split(ranks_for(LEARNERS, living))
         for _ in range(6):
             if group is not None:
                 for fused, way in enumerate(ways):

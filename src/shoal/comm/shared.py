@@ -157,12 +157,20 @@ class NodeMemory:
         end_s = time.monotonic() + self._waiter.timeout_s
         while (one := wait(*self.patience)) >= 0:
             if time.monotonic() > end_s:
-                behind = (kernels.missing(self._board, members, sequence) for sequence in sequences)
-                late = [self.ranks[m] for m in next((some for some in behind if one in some), [one])]
+                late = [self.ranks[m] for m in self._late(one, members, sequences)]
                 raise DeadlineError(
                     f"waited {self._waiter.timeout_s:.0f} s for world rank {', '.join(map(str, late))}, which did "
                     "not come to a reduction; look at what it is doing, or raise run.timeout_s if it was only slow"
                 )
+
+    def _late(self, one: int, members: tuple[int, ...], sequences: tuple[int, ...]) -> list[int]:
+        """All members that are missing where `one` is: those behind the first of the sequences that this rank is at
+        and `one` is not. There is none if all are waiting for what `one` does for them."""
+        for sequence in sequences:
+            late = kernels.missing(self._board, members, sequence)
+            if one in late and self.me not in late:
+                return late
+        return [one]
 
     def _view(self, start: int, size: int, dtype: np.dtype) -> Array:
         return self._bytes[start : start + size * dtype.itemsize].view(dtype)

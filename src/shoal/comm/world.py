@@ -39,11 +39,12 @@ class World:
         self.backend = backend
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED) if nodes is None else self.comm.Split(nodes[self.rank])
         ranks_here = node.allgather(self.rank)
+        cores = node.allgather(_cores())  # each rank may be bound to its own
         node.Free()
         self.node_ranks = tuple(sorted(ranks_here))
         """world ranks of this node"""
         self.ranks_on_node = len(ranks_here)
-        self.cores_on_node = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores_on_node = len(set[int]().union(*cores))
         self.waiter = Waiter(timeout_s, crowded=self.ranks_on_node > self.cores_on_node)
         self.node_of = node_of = tuple(self.comm.allgather(min(ranks_here)))
         """of each world rank, the lowest rank of its node"""
@@ -141,3 +142,8 @@ class World:
         self.meet()
         self._bell.close()
         self.comm.Free()
+
+
+def _cores() -> set[int]:
+    """The cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

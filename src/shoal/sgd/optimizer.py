@@ -55,7 +55,8 @@ class LocalSGD:
         xp, layout = self._xp, self.model.layout
         shared = shares_gradient(self._options, at.steps)
         xp.copyto(self.weights, state.anchor)
-        xp.copyto(self._momentum, state.momentum)
+        if self._options.local_momentum:
+            xp.copyto(self._momentum, state.momentum)
         parameters = self.weights[: layout.parameters]
         momentum = self._momentum if self._options.local_momentum else None
         step = kernels.LocalStep(
