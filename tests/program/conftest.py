@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ class Trained:
 
     def digest(self, name: str) -> str:
         return str(self.histories[name][-1]["digest"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def leftovers() -> Iterator[None]:
+    """What an MPI leaves behind when it is killed (session folders, shared segments) goes with this folder."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder, pytest.MonkeyPatch.context() as patch:
+        for name in ("TMPDIR", "OMPI_MCA_btl_sm_backing_directory"):
+            patch.setenv(name, folder)
+        yield
 
 
 @pytest.fixture(scope="session")
