@@ -35,6 +35,13 @@ def commands() -> None:
     """Elastic data-parallel training on MPI ranks."""
 
 
+def _hold_signals() -> None:
+    """In a rank, before the imports that take their time."""
+    from shoal.comm.lifeline import hold_signals
+
+    hold_signals()
+
+
 def main() -> NoReturn:
     """The entry point: bad input is one sentence and exit status 2."""
     try:
@@ -76,6 +83,7 @@ def launch(
 @click.argument("config", type=_FILE)
 def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
+    _hold_signals()
     from shoal.jobs import rank
 
     rank.train(config, overrides, out, resume, width)
@@ -87,6 +95,7 @@ def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bo
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
     """Be one rank of a script that uses the Python API."""
+    _hold_signals()
     from shoal.jobs import rank
 
     rank.script(target, arguments, stop_file)
@@ -98,9 +107,14 @@ def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> 
 @click.argument("path", type=_FILE, metavar="SWEEP")
 def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     """A grid of configs and seeds, packed on the ranks; goes on where it was interrupted."""
-    from shoal.jobs import rank, start
+    if ranks:
+        from shoal.jobs import start
 
-    return start.start_sweep(path, ranks, out) if ranks else rank.sweep(path, out)
+        return start.start_sweep(path, ranks, out)
+    _hold_signals()
+    from shoal.jobs import rank
+
+    return rank.sweep(path, out)
 
 
 @commands.command()

@@ -50,6 +50,11 @@ LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 
 
+def hold_signals() -> None:
+    """Let stop signals wait until `start` can take them: a rank that dies of one before hangs its job under ULFM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 def start(stop_file: Path | None = None) -> Lifeline:
     """Tie this rank to the job, once. Collective over the world; initialises MPI if nobody has.
 
@@ -81,6 +86,7 @@ class Lifeline:
         self._failing = threading.Lock()
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
 
