@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -35,11 +36,11 @@ def commands() -> None:
     """Elastic data-parallel training on MPI ranks."""
 
 
-def _hold_signals() -> None:
+def _brace() -> None:
     """In a rank, before the imports that take their time."""
-    from shoal.comm.lifeline import hold_signals
+    from shoal.comm.lifeline import brace
 
-    hold_signals()
+    brace(launched=any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")))
 
 
 def main() -> NoReturn:
@@ -83,7 +84,7 @@ def launch(
 @click.argument("config", type=_FILE)
 def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
-    _hold_signals()
+    _brace()
     from shoal.jobs import rank
 
     rank.train(config, overrides, out, resume, width)
@@ -95,7 +96,7 @@ def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bo
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
     """Be one rank of a script that uses the Python API."""
-    _hold_signals()
+    _brace()
     from shoal.jobs import rank
 
     rank.script(target, arguments, stop_file)
@@ -111,7 +112,7 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
         from shoal.jobs import start
 
         return start.start_sweep(path, ranks, out)
-    _hold_signals()
+    _brace()
     from shoal.jobs import rank
 
     return rank.sweep(path, out)

@@ -50,9 +50,31 @@ LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 
 
-def hold_signals() -> None:
-    """Let stop signals wait until `start` can take them: a rank that dies of one before hangs its job under ULFM."""
+def brace(launched: bool) -> None:
+    """The first thing that a rank does, before the imports that take their time; `start` does the rest.
+
+    Stop signals wait until `start` can take them, a dead launcher takes the rank along, and an exception ends the
+    launcher: a rank that goes before MPI_Init would otherwise hang the others under ULFM and MPICH. launched: by an
+    mpiexec or the like, so that being nobody's child means that it has died already."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    parent = os.getppid()
+    if _is_launcher(parent):
+        death_with_parent()()
+        sys.excepthook = _fail_early
+    elif launched and parent == 1:
+        os._exit(ERROR)
+
+
+def _fail_early(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    """Before MPI: SIGTERM ends Open MPI's mpiexec and its ranks; MPICH's proxy passes it on, so there SIGKILL."""
+    sys.stderr.write(f"{_who()} failed:\n{''.join(traceback.format_exception(value))}")
+    sys.stderr.flush()
+    time.sleep(LAST_WORD_S)
+    parent = os.getppid()
+    if _is_launcher(parent):
+        hydra = _name(parent).startswith(("hydra", "pmi_proxy"))
+        os.kill(parent, signal.SIGKILL if hydra else signal.SIGTERM)
+    os._exit(ERROR)
 
 
 def start(stop_file: Path | None = None) -> Lifeline:
@@ -118,6 +140,8 @@ class Lifeline:
         """
         from mpi4py import MPI
 
+        for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
+            signal.signal(number, signal.SIG_IGN)
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
         speaker = MPI.COMM_WORLD.rank == 0
         if self._summons is not None:
@@ -326,6 +350,8 @@ def _may_be_a_consequence(exception: BaseException) -> bool:
 
 
 def _who() -> str:
+    if "mpi4py.MPI" not in sys.modules:
+        return f"shoal: a process on {socket.gethostname()}"
     from mpi4py import MPI
 
     if not MPI.Is_initialized() or MPI.Is_finalized():

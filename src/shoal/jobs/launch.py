@@ -22,7 +22,7 @@ from shoal.comm.library import INTEL_MPI, MPICH, OPEN_MPI, Library, loaded
 from shoal.comm.lifeline import death_with_parent
 from shoal.errors import InputError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 FORWARDED = signal.SIGUSR1
 """Every mpiexec tried passes SIGUSR1 on to the ranks; SIGUSR2 kills MPICH's, SIGTERM ends Open MPI's."""
 

@@ -14,7 +14,7 @@ from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.jobs import grid
 from shoal.jobs.launch import find_mpiexec, launch
-from shoal.record.lease import Lease
+from shoal.record.lease import is_held
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Options:
 def start(target: Path, options: Options) -> int:
     """Start `target` on the ranks, wait, return the exit status. Raises InputError before anything is started."""
     if target.suffix == ".py":
-        command, out = _script(target, options), None
+        command, stop_file = _script(target, options), None
     elif options.arguments:
         raise InputError(
             f"{target} takes no arguments, and {' '.join(options.arguments)} stands after it; leave that out, or "
             "use --set KEY=VALUE with a config"
         )
     else:
-        command, out = (_sweep if grid.is_sweep(target) else _config)(target, options)
+        command, stop_file = (_sweep if grid.is_sweep(target) else _config)(target, options)
     return launch(
         options.ranks,
         [sys.executable, "-m", "shoal", *command],
-        stop_file=out / "stop" if out else None,
+        stop_file=stop_file,
         ulfm=options.ulfm,
         extra=options.extra,
     )
@@ -65,24 +65,24 @@ def _script(target: Path, options: Options) -> list[str]:
     return ["script", "--", str(target), *options.arguments]
 
 
-def _sweep(target: Path, options: Options) -> tuple[list[str], Path]:
+def _sweep(target: Path, options: Options) -> tuple[list[str], Path | None]:
     if options.overrides:
         raise InputError(f"--set is for configs, and {target} is a sweep; change its base config or its [grid]")
     sweep, members = grid.read(target)
     out = options.out or grid.default_directory(sweep)
-    _forget_stop(out, [out / member.name for member in members])
-    return ["sweep", str(target), "--out", str(out)], out
+    stop_file = _stop_file(out, [out / member.name for member in members])
+    return ["sweep", str(target), "--out", str(out)], stop_file
 
 
-def _config(target: Path, options: Options) -> tuple[list[str], Path]:
+def _config(target: Path, options: Options) -> tuple[list[str], Path | None]:
     config = configs.load(target, options.overrides)
     Schedule.of(config)
     out = options.out or configs.default_directory(config)
-    _forget_stop(out, [out])
+    stop_file = _stop_file(out, [out])
     settings = [word for text in options.overrides for word in ("--set", text)]
     resume = ["--resume"] if options.resume else []
     width = ["--width", str(shutil.get_terminal_size().columns)] if sys.stdout.isatty() else []
-    return ["train", str(target), *settings, "--out", str(out), *resume, *width], out
+    return ["train", str(target), *settings, "--out", str(out), *resume, *width], stop_file
 
 
 def info() -> list[str]:
@@ -96,12 +96,11 @@ def info() -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
-def _forget_stop(out: Path, runs: list[Path]) -> None:
-    """Remove a stop that was asked of a job that has been killed since; one that still runs keeps it."""
-    if not (out / "stop").exists():
-        return
-    leases = [Lease(run) for run in runs if run.exists()]
-    if all(lease.try_acquire() for lease in leases):
-        (out / "stop").unlink(missing_ok=True)
-    for lease in leases:
-        lease.release()
+def _stop_file(out: Path, runs: list[Path]) -> Path | None:
+    """The file that stops this job; one that was left for a job killed since is removed.
+
+    None while another job is at work there: the file would stop that one."""
+    if any(is_held(run) for run in runs):
+        return None
+    (out / "stop").unlink(missing_ok=True)
+    return out / "stop"

@@ -108,6 +108,18 @@ class Lease:
         self.generation, self.locked = record["generation"], locked
 
 
+def is_held(directory: Path) -> bool:
+    """Whether another process holds the lease of `directory`. Writes nothing."""
+    try:
+        descriptor = os.open(Path(directory) / "lease", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return _lock(descriptor) is None
+    finally:
+        os.close(descriptor)
+
+
 def _lock(descriptor: int) -> bool | None:
     """True: locked by us; None: locked by another; False: the file system has no locks."""
     try:
