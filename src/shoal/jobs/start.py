@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -102,5 +103,6 @@ def _stop_file(out: Path, runs: list[Path]) -> Path | None:
     None while another job is at work there: the file would stop that one."""
     if any(is_held(run) for run in runs):
         return None
-    (out / "stop").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there may be no such directory, which the ranks will say
+        (out / "stop").unlink()
     return out / "stop"
