@@ -215,3 +215,17 @@ def test_resizing_leaves_nothing_behind(world: Any) -> None:
     files_after, after_bytes = resize(160)
     assert files_after == files
     assert after_bytes - before_bytes < 2 << 20
+
+
+def test_a_rank_that_does_not_come_to_a_world_is_named(comm: Any) -> None:
+    """Before any call of MPI that has no deadline."""
+    if comm.Get_size() == 1:
+        pytest.skip("one rank waits for nobody")
+    apart = comm.Dup()
+    late = apart.Get_size() - 1
+    if apart.Get_rank() == 0:
+        sentence = _raised(DeadlineError, lambda: World(apart, numpy_backend(), timeout_s=0.3))
+        assert f"world rank {late}" in sentence
+    elif apart.Get_rank() != late:
+        _raised(DeadlineError, lambda: World(apart, numpy_backend(), timeout_s=0.6))
+    comm.Barrier()

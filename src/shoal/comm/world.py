@@ -15,7 +15,7 @@ from shoal.backend import Backend
 from shoal.comm.bell import Bell
 from shoal.comm.collectives import FRAME_BYTES, broadcast, gather
 from shoal.comm.group import Group
-from shoal.comm.transport import MpiTransport
+from shoal.comm.transport import MpiTransport, Transport
 from shoal.comm.wait import Waiter
 from shoal.errors import InputError
 
@@ -33,6 +33,8 @@ class World:
         from mpi4py import MPI
 
         self.library = " ".join(MPI.Get_library_version().split("\0")[0].split(",")[0].split())[:80]
+        first = Waiter(timeout_s, crowded=True)
+        _meet(MpiTransport(comm, range(comm.Get_size()), first, backend))  # what follows has no deadline
         self.comm = comm.Dup()
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
@@ -78,9 +80,7 @@ class World:
 
     def meet(self) -> None:
         """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""
-        here = np.zeros(1, np.uint8)
-        gather(self.transport, here)
-        broadcast(self.transport, here)
+        _meet(self.transport)
 
     def order_reserve(self, rank: int, order: bytes) -> None:
         """Master: send an order (shorter than a frame) to a sleeping rank, and wake it."""
@@ -147,3 +147,9 @@ class World:
 def _cores() -> set[int]:
     """The cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _meet(transport: Transport) -> None:
+    here = np.zeros(1, np.uint8)
+    gather(transport, here)
+    broadcast(transport, here)
