@@ -12,7 +12,17 @@ import click
 import shoal
 from shoal import errors
 
-_FILE = click.Path(path_type=Path)
+
+class _Path(click.Path):
+    """A path that is not empty: Path("") would be the current folder."""
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not os.fspath(value):
+            self.fail("it is empty; name a file or a folder", param, ctx)
+        return Path(value)
+
+
+_FILE = _Path()
 _set = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. averaging.momentum=0.5."
 )
@@ -47,8 +57,12 @@ def main() -> NoReturn:
     """The entry point: bad input is one sentence and exit status 2."""
     try:
         sys.exit(commands(standalone_mode=False) or 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(errors.BAD_INPUT)
+    except click.ClickException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "shoal")
+        click.echo(f"shoal: {error.format_message().rstrip('.')}; see {command} --help", err=True)
         sys.exit(errors.BAD_INPUT)
     except click.Abort:
         sys.exit(130)
@@ -183,7 +197,7 @@ def export(directory: Path, output: Path) -> None:
     """The trained parameters by name, from a run's newest checkpoint."""
     from shoal.report.export import export as write
 
-    click.echo(f"wrote {write(directory, output)}")
+    click.echo(f"wrote {write(directory, output, lambda text: click.echo(f'warning: {text}', err=True))}")
 
 
 @commands.command()

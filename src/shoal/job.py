@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
+
+import numpy as np
 
 from shoal import config as configs
 from shoal.backend import Backend, numpy_backend
@@ -32,8 +35,16 @@ class Job:
 
     def fingerprint(self) -> bytes:
         """Equal on all ranks that will compute the same run."""
-        labels = zlib.crc32(self.data.train.y.tobytes())
-        return f"{configs.dump(self.config)}{self.model.layout.describe()}{len(self.data.train)} {labels}".encode()
+        return f"{configs.dump(self.config)}{self.model.layout.describe()}{self.data_sum}".encode()
+
+    @functools.cached_property
+    def data_sum(self) -> str:
+        """A checksum over all samples and targets, and how samples are mapped."""
+        splits = [split for split in (self.data.train, self.data.test, self.data.validation) if split is not None]
+        total = 0
+        for array in (self.data.shift, self.data.scale, *(a for split in splits for a in (split.x, split.y))):
+            total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(repr(array.shape).encode(), total))
+        return f"{total:08x}"
 
 
 def prepare(config: Config, data: DataSet | None = None, net: Layer | None = None) -> Job:

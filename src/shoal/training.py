@@ -21,6 +21,7 @@ from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
 from shoal.elastic.reserve import ReserveProvider
+from shoal.errors import InputError
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
@@ -106,13 +107,18 @@ class Training:
             self._recorder.checkpoint(arrays, self._meta(), p.round, p.consumed)
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Master: go on from a checkpoint. Raises InputError if it is of another net."""
+        """Master: go on from a checkpoint. Raises InputError if it is of another net or of other data."""
+        if meta["data"] != self._job.data_sum:
+            raise InputError(
+                "the run began with other training or test data; resume it with the same, or start another run"
+            )
         self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
         self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
         tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
-        return {"progress": msgspec.to_builtins(self.state.progress), "tensors": tensors}
+        progress = msgspec.to_builtins(self.state.progress)
+        return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
 
     def _stop_reason(self) -> str:
         return "a signal" if self._stop_requested() else self._recorder.stop_requested()

@@ -157,6 +157,12 @@ def done(job: Job, deadline_s: float = DEADLINE_S) -> str:
     return ended.output
 
 
+def trained(folder: Path, n: int, config: Path) -> Path:
+    """The run directory of a config that n ranks have trained to its end."""
+    done(launch(folder, n, config, "--out", folder / "run"))
+    return folder / "run"
+
+
 def write_config(path: Path, tree: Mapping[str, Any]) -> Path:
     """A config or sweep file."""
     path.write_text(tomli_w.dumps(tree))

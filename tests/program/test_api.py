@@ -224,3 +224,26 @@ def test_a_script_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert re.search(r"(?m)^shoal: stopped on request", ended.output) and "Traceback" not in ended.output
     again = jobs.done(jobs.launch(tmp_path, 2, script, "run", epochs))
     assert again == jobs.done(jobs.Job(tmp_path, [sys.executable, script, "whole", epochs]))
+
+
+DATA = """
+import sys, numpy as np, shoal
+from mpi4py import MPI
+shift = float(sys.argv[1]) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else float(sys.argv[2])
+x, y = np.arange(96, dtype="float32").reshape(12, 8) / 96 + shift, np.arange(12) % 2
+shoal.train(shoal.Linear(8, 2), (x, y, x, y), epochs=2, batch=2, learners="0:2", out="run", resume=True)
+"""
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    """On one of the ranks, though the labels are alike; and at a resume."""
+    script = tmp_path / "data.py"
+    script.write_text(DATA)
+    with jobs.launch(tmp_path, 3, script, 1, 0) as job:
+        ended = job.end()
+    assert ended.status == 2 and "on world rank 2 differs" in ended.output, ended
+    assert not (tmp_path / "run").exists()
+    jobs.done(jobs.launch(tmp_path, 3, script, 0, 0))
+    with jobs.launch(tmp_path, 2, script, 1, 1) as job:
+        ended = job.end()
+    assert ended.status == 2 and "the run began with other training or test data" in ended.output, ended

@@ -227,6 +227,8 @@ STARTS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
     "no base": (lambda folder: [_sweep(folder, base="nix.toml", seeds=[1])], r"nix\.toml cannot be read"),
     "bad value in a grid": (lambda folder: [_sweep(folder, grid={"averaging.steps": [1, 0]})], r"averaging\.steps = 0"),
     "one run twice": (lambda folder: [_sweep(folder, seeds=[1, 1])], r"two of its runs are the same"),
+    "a seed in a grid": (lambda folder: [_sweep(folder, grid={"seed": [1, 2]})], r"\[grid\] cannot set seed"),
+    "an empty --out": (lambda folder: [_configured(folder), "--out", ""], r"'--out': it is empty"),
     "a sweep for more ranks": (lambda folder: [_sweep(folder, seeds=[1], ranks=9)], r"take 9 ranks and there are 3"),
     "--set for a sweep": (lambda folder: [_sweep(folder, seeds=[1]), "--set", "train.epochs=1"], r"--set"),
 }

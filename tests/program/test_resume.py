@@ -38,9 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Path:
     """A run directory."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    jobs.done(jobs.launch(folder, RANKS, config, "--out", folder / "run"))
-    return folder / "run"
+    return jobs.trained(tmp_path_factory.mktemp("uninterrupted"), RANKS, config)
 
 
 @pytest.fixture(scope="module")

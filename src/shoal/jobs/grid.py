@@ -54,6 +54,9 @@ def read(path: Path) -> tuple[Sweep, list[Config]]:
         raise InputError(
             f"sweep {path}: {error}; a sweep has name, base (a config), seeds, ranks and a [grid] of lists"
         ) from None
+    for key in ("seed", "name"):
+        if key in sweep.grid:
+            raise InputError(f"sweep {path}: [grid] cannot set {key}; list the seeds in `seeds`, and names are made")
     found = []
     for values in itertools.product(*sweep.grid.values()):
         settings = dict(zip(sweep.grid, values, strict=True))

@@ -109,7 +109,7 @@ class _Tracker:
             figures["learners"], figures["ranks"] = event["learners"][1], event["ranks"][1]
             self.window.clear()
         elif kind == "stage":
-            figures["learners"] = event["learners"]
+            figures["epoch"], figures["learners"] = event["epoch"], event["learners"]
         return View(**{**figures, **self._rates()})
 
     def _rates(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from shoal.record.durable import beside, publish
 SAFETENSORS_DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64"}
 
 
-def export(directory: Path, output: Path) -> Path:
-    """Write the newest anchor of a run to `output`, a .npz or .safetensors file; returns its path."""
+def export(directory: Path, output: Path, warn: Callable[[str], None] = warnings.warn) -> Path:
+    """Write the newest anchor of a run to `output`, a .npz or .safetensors file; returns its path.
+
+    `warn` is told if the newest checkpoint is damaged and an older one is taken."""
     output = Path(output)
     writers: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
         ".npz": _write_npz,
@@ -33,7 +36,7 @@ def export(directory: Path, output: Path) -> Path:
             f"cannot export to {output}: the format {output.suffix!r} is not known, so give a name "
             "that ends in .npz or .safetensors"
         )
-    path, arrays, meta = checkpoint.newest_loadable(Path(directory))
+    path, arrays, meta = checkpoint.newest_loadable(Path(directory), warn)
     tensors = named_tensors(arrays, meta, path)
     written = beside(output)
     try:
