@@ -33,7 +33,7 @@ Key = tuple[int, str, str]
 def commands(ranks: int) -> tuple[dict[str, list[str]], list[str]]:
     """The programs that there are, by name, and what to say about those that there are not."""
     found, missing = {}, []
-    shoal = [sys.executable, "-m", "shoal", "launch", "-n", str(ranks), str(ROOT / "bench/allreduce.py"), "--"]
+    shoal = [sys.executable, "-m", "shoal", "launch", "-n", str(ranks), str(ROOT / "bench/allreduce.py")]
     found["shoal"] = [*shoal, "--algorithms", "shared", "native", "reduction", "exchange", "floor"]
     peers = ROOT / "bench/peers"
     mpich, gloo = ROOT / ".venv-mpich/bin", ROOT / ".venv-gloo/bin"

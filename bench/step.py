@@ -109,7 +109,7 @@ def side_by_side(commands: list[list[str]]) -> tuple[float, float]:
 
 def compare(steps: int, repeats: int) -> dict[str, Any]:
     """One row."""
-    job = [sys.executable, "-m", "shoal", "launch", "-n", str(LEARNERS), str(HERE), "--", "job", str(steps)]
+    job = [sys.executable, "-m", "shoal", "launch", "-n", str(LEARNERS), str(HERE), "job", str(steps)]
     rows = []
     for _ in range(repeats):
         start = str(time.time() + 3)
