@@ -33,7 +33,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
             status = error.status
             if world.is_master:
                 print(f"shoal: {error}", file=sys.stderr, flush=True)
-        world.close()
+        life.comm = world.close()
     except errors.RankLost as lost:
         life.abandon(lost)
     except BaseException as error:

@@ -27,8 +27,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from shoal import errors
 from shoal.comm import library
-from shoal.errors import ERROR, TRY_AGAIN, DeadlineError, RankLost, ShoalError
+from shoal.errors import ERROR, DeadlineError, RankLost, ShoalError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,6 +40,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmstepd", "jsm")
 """How the names of processes begin that start ranks."""
 
+STATUS_FILE = "SHOAL_STATUS_FILE"
+"""the environment variable that names it"""
 PARENT_POLL_S = 1.0
 SUMMONS_POLL_S = 0.5
 CONSEQUENCE_S = 2.0
@@ -151,6 +154,12 @@ class Lifeline:
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
         if self._summons is not None:
             self._summons.close()
+        if self.comm != MPI.COMM_WORLD:  # ranks were lost: Finalize may wait for them for ever
+            if speaker:
+                tell_launcher(status)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(errors.DONE)  # another status would hang mpiexec
         MPI.Finalize()
         late.set()
         sys.stdout.flush()
@@ -171,7 +180,8 @@ class Lifeline:
             sys.stderr.write(f"shoal: {lost}; resume goes on from the last checkpoint\n")
             sys.stderr.flush()
         time.sleep(LAST_WORD_S)
-        self._end_everybody(TRY_AGAIN)
+        tell_launcher(errors.TRY_AGAIN)
+        self._end_everybody(errors.TRY_AGAIN)
         self._die()
 
     def _end_everybody(self, status: int = ERROR) -> None:
@@ -279,6 +289,14 @@ class _Summons:
         """SIGTERM to what started this rank (never to the shell of a run without mpiexec)."""
         if _ancestors()[-1] == self._launcher and _is_launcher(self._launcher):
             os.kill(self._launcher, signal.SIGTERM)
+
+
+def tell_launcher(status: int) -> None:
+    """Leave the job's exit status where `shoal launch`, on this node, looks for it: mpiexec cannot carry it once ranks
+    were lost."""
+    if path := os.environ.get(STATUS_FILE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(str(status))
 
 
 def die_with_parent() -> None:
