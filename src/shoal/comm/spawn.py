@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shoal.comm import library
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -80,7 +81,11 @@ class Spawner:
     @classmethod
     def found(cls, comm: MPI.Intracomm) -> Spawner:
         """Of the start world, whose ranks stay; `comm` is duplicated. Collective."""
-        return cls(_level(comm.Dup(), None), comm.Get_size())
+        own = _Attempt([])
+        bottom = _Level(comm.Dup(), comm.Dup(), None)
+        own.holds(bottom.comm)
+        own.holds(bottom.spare)
+        return cls(bottom, comm.Get_size())
 
     @classmethod
     def join(cls, meet: Meet | None = None) -> Spawner:
@@ -91,11 +96,11 @@ class Spawner:
         from mpi4py import MPI
 
         bridge = MPI.Comm.Get_parent()
-        bridge.Set_errhandler(MPI.ERRORS_RETURN)
-        hello = [bridge.Isend([bytearray(1), MPI.BYTE], rank, _GREETING) for rank in range(bridge.Get_remote_size())]
-        _until(lambda: MPI.Request.Testall(hello))
-        level, start_size = _merge(bridge, True, 0, meet)
-        return cls(level, start_size)
+        attempt = _Attempt([])
+        attempt.holds(bridge)
+        hello = [bridge.Isend(bytearray(1), rank, _GREETING) for rank in range(bridge.Get_remote_size())]
+        attempt.until(lambda: MPI.Request.Testall(hello))
+        return cls(*_merge(bridge, 0, meet, attempt))
 
     @property
     def top(self) -> MPI.Intracomm:
@@ -141,15 +146,16 @@ class Spawner:
         self._stack.append(level)
         return level.comm, lead
 
-    def give_up(self) -> bool:
-        """Forget a growth that failed on some rank; local. Whether this rank may begin another one, and release
-        ranks: if Spawn itself was refused. Otherwise a thread may be stuck in MPI: MPI_Finalize could hang."""
-        if self._growth is None:
-            return True
-        if self._growth.refused:
+    def give_up(self, patience_s: float = 1.0) -> bool:
+        """Forget a growth that failed, on this rank or another: every rank gives up by itself, at any time.
+
+        Returns whether nothing of it is left here. If not, its thread still sits in MPI after `patience_s`: no rank
+        can be spawned any more (`begin` raises), and MPI_Finalize may hang. Where ranks can fail (ULFM) what the
+        thread waits on is revoked, which frees it."""
+        growth = self._growth
+        if growth is not None and growth.abandon(patience_s):
             self._growth = None
-            return True
-        return False
+        return self._growth is None
 
     def release(self) -> MPI.Intracomm | None:
         """The last spawned rank leaves: the communicator below, or None on that rank, whose process must then end
@@ -182,9 +188,9 @@ class _Growth:
         self.level: _Level | None = None
         self.lead: Lead | None = None
         self.error = ""
-        self.refused = False
         self._began = time.perf_counter()
         self._spare = spare
+        self._attempt = _Attempt([spare])
         self._what = what
         self._start_size = start_size
         self._meet = meet
@@ -201,23 +207,22 @@ class _Growth:
             return "busy"
         return "failed" if self.error else "ready"
 
-    def _run(self) -> None:
-        from mpi4py import MPI
+    def abandon(self, patience_s: float) -> bool:
+        """End the thread, if that can be done; whether it has ended."""
+        self._attempt.give_up()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
+    def _run(self) -> None:
         try:
             bridge = self._spawn()
-        except MPI.Exception as error:
-            self.refused, self.error = True, f"MPI_Comm_spawn was refused: {error}"
-            return
-        try:
             spawned = time.perf_counter()
-            hello = bridge.Irecv([bytearray(1), MPI.BYTE], 0, _GREETING)
-            _until(hello.Test)
+            self._attempt.until(bridge.Irecv(bytearray(1), 0, _GREETING).Test)
             greeted = time.perf_counter()
-            self.level, _ = _merge(bridge, False, self._start_size, self._meet)
+            self.level, _ = _merge(bridge, self._start_size, self._meet, self._attempt)
             self.lead = Lead(spawned - self._began, greeted - spawned, time.perf_counter() - greeted)
-        except Exception as error:  # also of the caller's `meet`: the thread's end is told by `state`
-            self.error = f"a spawned rank could not join: {error}"
+        except Exception as error:  # also of the caller's `meet`; `state` tells it
+            self.error = f"no rank could be spawned: {error}"
 
     def _spawn(self) -> MPI.Intercomm:
         from mpi4py import MPI
@@ -228,44 +233,57 @@ class _Growth:
             bridge = self._spare.Spawn(command[0], list(command[1:]), 1, info, 0)
         finally:
             info.Free()
-        bridge.Set_errhandler(MPI.ERRORS_RETURN)
+        self._attempt.holds(bridge)
         return bridge
 
 
-def _merge(bridge: MPI.Intercomm, joins: bool, start_size: int, meet: Meet | None) -> tuple[_Level, int]:
-    """Both sides' way from the bridge to a level and the start world's size. Collective over both."""
-    comm = bridge.Merge(high=joins)
-    level = _level(comm, bridge)
+class _Attempt:
+    """What one side of a growth waits on, so that it can be given up from another thread."""
+
+    def __init__(self, comms: list[MPI.Comm]) -> None:
+        self._comms = comms
+        self._given_up = False
+
+    def holds(self, comm: MPI.Comm) -> None:
+        """`comm` has come to be; its errors are raised, not fatal."""
+        from mpi4py import MPI
+
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comms.append(comm)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Poll with long pauses: the cores belong to the main threads, which train."""
+        while not any(done() for _ in range(_BURST)):
+            if self._given_up:
+                raise ShoalError("given up")
+            time.sleep(_POLL_S)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if library.loaded().ulfm:
+            for comm in self._comms:
+                comm.Revoke()
+
+
+def _merge(bridge: MPI.Intercomm, start_size: int, meet: Meet | None, attempt: _Attempt) -> tuple[_Level, int]:
+    """Both sides' way from the bridge to a level and the start world's size (0: to be told). Collective over both."""
+    comm = bridge.Merge(high=not start_size)
+    attempt.holds(comm)
     size = bytearray(start_size.to_bytes(8, "little"))
     comm.Bcast(size, 0)
-    _greet_all(comm)
-    if meet is not None:
-        meet(level.spare)
-    return level, int.from_bytes(size, "little")
-
-
-def _level(comm: MPI.Intracomm, bridge: MPI.Intercomm | None) -> _Level:
-    """A level of `comm`, which it owns. Errors of spares are returned: a refused Spawn ends nobody. Collective."""
-    from mpi4py import MPI
-
-    if bridge is not None:
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    attempt.until(_greetings(comm))
     spare = comm.Dup()
-    spare.Set_errhandler(MPI.ERRORS_RETURN)
-    return _Level(comm, spare, bridge)
+    attempt.holds(spare)
+    if meet is not None:
+        meet(spare)
+    return _Level(comm, spare, bridge), int.from_bytes(size, "little")
 
 
-def _greet_all(comm: MPI.Intracomm) -> None:
-    """A byte between all pairs, so that connections exist before training needs them. Collective."""
+def _greetings(comm: MPI.Intracomm) -> Callable[[], bool]:
+    """A byte to and from everybody, so that connections exist before training needs them; whether all is through."""
     from mpi4py import MPI
 
     others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
-    requests = [comm.Irecv([bytearray(1), MPI.BYTE], rank, _GREETING) for rank in others]
-    requests += [comm.Isend([bytearray(1), MPI.BYTE], rank, _GREETING) for rank in others]
-    _until(lambda: MPI.Request.Testall(requests))
-
-
-def _until(done: Callable[[], bool]) -> None:
-    """Poll with long pauses: the cores belong to the main threads, which train."""
-    while not any(done() for _ in range(_BURST)):
-        time.sleep(_POLL_S)
+    requests = [comm.Irecv(bytearray(1), rank, _GREETING) for rank in others]
+    requests += [comm.Isend(bytearray(1), rank, _GREETING) for rank in others]
+    return lambda: MPI.Request.Testall(requests)
