@@ -16,6 +16,7 @@ disconnected), and if Spawn is called on MPI_COMM_SELF and bridged by Create_int
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -96,11 +97,13 @@ class Spawner:
         from mpi4py import MPI
 
         bridge = MPI.Comm.Get_parent()
+        bridge.Set_errhandler(MPI.ERRORS_RETURN)
         attempt = _Attempt([])
-        attempt.holds(bridge)
         hello = [bridge.Isend(bytearray(1), rank, _GREETING) for rank in range(bridge.Get_remote_size())]
         attempt.until(lambda: MPI.Request.Testall(hello))
-        return cls(*_merge(bridge, 0, meet, attempt))
+        spawner = cls(*_merge(bridge, 0, meet, attempt))
+        signal.alarm(0)
+        return spawner
 
     @property
     def top(self) -> MPI.Intracomm:
@@ -172,6 +175,14 @@ class Spawner:
         self._stack.pop().close()
 
 
+def join_within(limit_s: int) -> None:
+    """The kernel ends this process, wherever it is, unless it has joined in time; for a spawned one to call first.
+
+    If those who spawn it die or give up meanwhile, it would sit in MPI_Init for ever, and mpiexec with it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(limit_s)
+
+
 def is_spawned() -> bool:
     """Whether this process was started by MPI_Comm_spawn. MPI must be initialised."""
     from mpi4py import MPI
@@ -233,18 +244,20 @@ class _Growth:
             bridge = self._spare.Spawn(command[0], list(command[1:]), 1, info, 0)
         finally:
             info.Free()
-        self._attempt.holds(bridge)
+        bridge.Set_errhandler(MPI.ERRORS_RETURN)
         return bridge
 
 
 class _Attempt:
-    """What one side of a growth waits on, so that it can be given up from another thread."""
+    """What one side of a growth waits on, so that it can be given up from another thread.
 
-    def __init__(self, comms: list[MPI.Comm]) -> None:
+    Revoking the bridge is left out: it hangs if the process at its other end has died unseen."""
+
+    def __init__(self, comms: list[MPI.Intracomm]) -> None:
         self._comms = comms
         self._given_up = False
 
-    def holds(self, comm: MPI.Comm) -> None:
+    def holds(self, comm: MPI.Intracomm) -> None:
         """`comm` has come to be; its errors are raised, not fatal."""
         from mpi4py import MPI
 
