@@ -152,9 +152,10 @@ class Spawner:
     def give_up(self, patience_s: float = 1.0) -> bool:
         """Forget a growth that failed, on this rank or another: every rank gives up by itself, at any time.
 
-        Returns whether nothing of it is left here. If not, its thread still sits in MPI after `patience_s`: no rank
-        can be spawned any more (`begin` raises), and MPI_Finalize may hang. Where ranks can fail (ULFM) what the
-        thread waits on is revoked, which frees it."""
+        Returns whether its thread has ended; one that sits in MPI after `patience_s` is left there, and `begin`
+        raises. If all ranks had failed (Spawn was refused), another growth may begin. Otherwise those that go on
+        found a new Spawner, on the top or, under ULFM, what they shrank it to; its ranks stay, spawned ones too.
+        Under ULFM what the others wait on is revoked: their threads end, and a joiner that was ready is told."""
         growth = self._growth
         if growth is not None and growth.abandon(patience_s):
             self._growth = None
@@ -220,7 +221,8 @@ class _Growth:
 
     def abandon(self, patience_s: float) -> bool:
         """End the thread, if that can be done; whether it has ended."""
-        self._attempt.give_up()
+        if self._thread.is_alive() or self.level is not None:
+            self._attempt.give_up()
         self._thread.join(patience_s)
         return not self._thread.is_alive()
 

@@ -90,7 +90,8 @@ def _judge(status: int | None, output: str, deadline_s: float) -> Verdict:
     if found.startswith(_REFUSED):
         return Verdict(False, found.removeprefix(_REFUSED) + said)
     if status != 0 or not found:
-        return Verdict(False, f"the launcher ended with status {status} when a rank was to be spawned{said}")
+        how = f"ended with status {status}" if status >= 0 else f"died of {signal.Signals(-status).name}"
+        return Verdict(False, f"the launcher {how} when a rank was to be spawned{said}")
     return Verdict(True, "", float(found.removeprefix(_SPAWNED).split()[0]))
 
 
