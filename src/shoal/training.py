@@ -19,7 +19,7 @@ from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
-from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
 from shoal.errors import InputError, RankLost
@@ -38,7 +38,7 @@ class Training:
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
-        most = max(stage.learners for stage in job.plan.stages)
+        most = max(config.run.max_learners, *(stage.learners for stage in job.plan.stages))
         self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
@@ -46,7 +46,8 @@ class Training:
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)
-        self._master = Master(config, job.plan, world, self._record, self._stop_reason)
+        outside = Outside(self._stop_reason, recorder.wish, job.policy)
+        self._master = Master(config, job.plan, world, self._record, outside)
         self._journal = Journal(memory)
         self._group: Group | None = None
         self._row: np.ndarray | None = None
@@ -163,7 +164,7 @@ class Training:
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
         self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
-        self._master.resumed(self.state)
+        self._master.resumed(self.state, self._recorder.replay)
 
     def _meta(self) -> dict[str, Any]:
         tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
