@@ -23,7 +23,7 @@ from shoal import config as configs
 from shoal.config import Config
 from shoal.errors import InputError
 from shoal.record import durable, runlog
-from shoal.record.checkpoint import NEWEST, CheckpointWriter, load, newest_loadable
+from shoal.record.checkpoint import NEWEST, CheckpointWriter, keep_until, load, newest_loadable
 from shoal.record.lease import Lease
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -100,6 +100,8 @@ class Recorder:
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
         self._wish_file = WishFile(directory) if directory is not None else None
+        self.saved_round = -1
+        """the newest checkpoint that is whole, or being written here: a master that was lost took others along"""
         self.replay: list[dict[str, Any]] = []
         """the events of a log that a resume cut off"""
 
@@ -121,6 +123,7 @@ class Recorder:
                 self._lease = Lease(self.directory)
                 self._lease.acquire(_LEASE_WAIT_S)
                 self._open_writer(self.directory)
+                self.saved_round = keep_until(self.directory, round)
                 self.history = runlog.read(self.directory / "run.jsonl")
                 self._log = runlog.RunLog(self.directory / "run.jsonl", time.time)
             self._listeners = self._listen()
@@ -151,6 +154,7 @@ class Recorder:
             return
         self.event("checkpoint", round=round, consumed=consumed, bytes=sum(a.nbytes for a in arrays.values()))
         self._log.sync()
+        self.saved_round = round
         self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
 
     def stop_requested(self) -> str:
@@ -230,6 +234,7 @@ class Recorder:
             self._publish("config.toml", configs.dump(self._config))
         self.history = runlog.read(log) if log.exists() else []
         self.replay = before[len(self.history) :]
+        self.saved_round = max((e["round"] for e in self.history if e["event"] == "checkpoint"), default=-1)
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)
