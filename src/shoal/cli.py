@@ -95,12 +95,15 @@ def launch(
 @_out
 @_resume
 @click.option("--width", type=int, default=0, hidden=True)
+@click.option("--joins", is_flag=True, hidden=True)
 @click.argument("config", type=_FILE)
-def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
+def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int, joins: bool) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
     _brace()
     from shoal.jobs import rank
 
+    if joins:
+        rank.join(config, overrides, out, width)
     rank.train(config, overrides, out, resume, width)
 
 

@@ -167,6 +167,10 @@ class Run(_Section, frozen=True):
     """every wait for other ranks ends with an error after this long"""
     heartbeat_s: Rate = 1.0
     """a rank that is stopped or stuck in the kernel for three of these is excluded, where recovery is possible"""
+    provider: Literal["reserve", "spawn"] = "reserve"
+    """where ranks come from: all are started at once, and sleep when not needed; or they are spawned, and end"""
+    respawn: bool = True
+    """spawn: ranks that were lost are replaced"""
     min_ranks: Positive = 1
     """the fewest ranks that may be asked for while it runs"""
     max_ranks: Annotated[int, Meta(ge=0)] = 0
