@@ -104,6 +104,7 @@ def _open_mpi_defaults(library: Library) -> dict[str, str]:
         defaults["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     else:
         defaults["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
+    defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"  # threads that spawn ranks wait inside MPI, beside training
     if os.geteuid() == 0:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if library.bundled:
