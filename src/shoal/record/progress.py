@@ -225,7 +225,7 @@ def _note(event: Event) -> str:
         return f"a rank {came}: {event['world']} ranks, switch {event['switch_ms']:.1f} ms"
     if kind == "recovery":
         lost, (before, now) = ", ".join(map(str, event["lost"])), event["ranks"]
-        return f"lost rank {lost}: {before} -> {now} ranks, on from round {event['round']} in {event['recovery_ms']:.0f} ms"
+        return f"lost rank {lost}: {before} -> {now} ranks, recovered in {event['recovery_ms']:.0f} ms"
     if kind == "stage" and event["round"]:
         return f"stage: {event['learners']} learners, K {event['steps']}, batch {event['batch']}"
     if kind == "warning":
