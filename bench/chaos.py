@@ -3,8 +3,8 @@
 Each run trains one config, whose learners change all the time and which evaluates and saves often, under
 `shoal launch --ulfm`. 3 to 6 events strike it, most of them aimed at a phase by watching its log; at least one rank is
 left. The end is compared with an undisturbed run of the same config on other ranks: digest, every round, evaluation
-and stage once and in order, checkpoints loadable, no process, segment or file left. A run that ends with 75 is resumed
-until it does not.
+and stage once and in order, checkpoints loadable, no process, segment or file left. A job that ends with 75 is
+resumed by `--restarts`.
 
 Times: *found* is from the signal to the rank that notices it, *recovery* from there to the event in the log, right
 before the recomputed round starts, *total* both. Exit status 1 if any run went wrong; its directory is kept.
@@ -55,7 +55,7 @@ END_SHARE = 0.25
 AIM_S = 4.0
 MASTERS_SHARE = 0.35
 HEARTBEATS, HEARTBEAT_S = 3.0, 1.0
-MOST_RESUMES = 8
+RESTARTS = 8
 
 
 @dataclass
@@ -77,8 +77,11 @@ class Outcome:
 
     seed: int
     ranks: int
+    provider: str
     events: list[Event]
-    statuses: list[int] = field(default_factory=list)
+    status: int = -1
+    restarts: int = 0
+    """after status 75"""
     wrong: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
@@ -92,7 +95,7 @@ def write_config(path: Path, epochs: float) -> Path:
     return path
 
 
-def plan(rng: random.Random, seconds: float, ranks: int, resizes: bool) -> list[Event]:
+def plan(rng: random.Random, seconds: float, ranks: int) -> list[Event]:
     """3 to 6 events over the length of a run; one rank less is lost than there are."""
     events, most, losses = list[Event](), rng.randint(3, 6), 0
     at_end = rng.random() < END_SHARE
@@ -101,8 +104,6 @@ def plan(rng: random.Random, seconds: float, ranks: int, resizes: bool) -> list[
         phase = rng.choice(PHASES)
         if kind == "resize" or losses + at_end == ranks - 1:
             kind, phase = "resize", "any"
-        if kind == "resize" and not resizes:
-            continue
         if phase == "recovery" and losses == 0:
             phase = "any"
         losses += kind != "resize"
@@ -117,7 +118,11 @@ def strike(event: Event, job: Job, log: Log, rng: random.Random) -> None:
     if event.kind == "resize":
         wanted = rng.randint(1, len(job.ranks()) or 1)
         event.struck, event.text = time.time(), f"to {wanted}"
-        subprocess.run([*disturbed.SHOAL, "resize", str(log.path.parent), str(wanted)], check=True)
+        asked = subprocess.run(
+            [*disturbed.SHOAL, "resize", str(log.path.parent), str(wanted)], capture_output=True, check=False
+        )
+        if asked.returncode:  # nobody is at work there: between a death and its recovery, or at the end
+            event.text += ", refused"
         return
     if event.phase == "recovery":
         time.sleep(rng.choice((0.0, rng.uniform(0, 0.05), rng.uniform(0, 0.4))))
@@ -167,33 +172,37 @@ def _next(event: dict[str, Any]) -> str:
 def run(seed: int, ranks: int, config: Path, folder: Path, options: argparse.Namespace) -> Outcome:
     """One run with its events; nothing of it is left afterwards."""
     rng = random.Random(seed)
-    outcome = Outcome(seed, ranks, plan(rng, options.seconds, ranks, options.resizes))
+    provider = rng.choice(options.providers)
+    outcome = Outcome(seed, ranks, provider, plan(rng, options.seconds, ranks))
     out, due = folder / "run", list(outcome.events)
+    arguments = ["-n", ranks, "--ulfm", config, "--out", out, "--restarts", RESTARTS]
+    if provider == "spawn":
+        arguments += ["--set", "run.provider=spawn", "--set", f"run.max_ranks={ranks}"]
+        arguments[1] = (ranks + 1) // 2
     began = time.monotonic()
-    with disturbed.place(folder) as variables:
-        while not outcome.statuses or (outcome.statuses[-1] == TRY_AGAIN and len(outcome.statuses) <= MOST_RESUMES):
-            arguments = ["-n", ranks, "--ulfm", config, "--out", out, "--resume", *options.launch]
-            job, log = Job(folder, arguments, variables), Log(out / "run.jsonl")
-            with job:
-                while job.runs() and not log.new():
-                    time.sleep(0.01)
-                while due and job.wait(max(0.0, due[0].at_s - (time.monotonic() - began))):
-                    strike(due.pop(0), job, log, rng)
-                limit_s = 5 * options.seconds + 60
-                if job.wait(limit_s):
-                    outcome.wrong.append(f"hangs (not ended {limit_s:g} s after the last event)")
-                    job.describe(folder / "hang.txt")
-            outcome.statuses.append(job.status)
-            outcome.wrong += job.left
-    outcome.wall_s = time.monotonic() - began
+    with disturbed.place(folder) as variables, Job(folder, arguments, variables) as job:
+        log = Log(out / "run.jsonl")
+        while job.runs() and not log.new():
+            time.sleep(0.01)
+        started = time.monotonic()
+        while due and job.wait(max(0.0, due[0].at_s - (time.monotonic() - started))):
+            strike(due.pop(0), job, log, rng)
+        limit_s = 5 * options.seconds + 60
+        if job.wait(limit_s):
+            outcome.wrong.append(f"hangs (not ended {limit_s:g} s after the last event)")
+            job.describe(folder / "hang.txt")
+        job.close()
+        outcome.wrong += job.left
+    outcome.status, outcome.wall_s = job.status, time.monotonic() - began
+    outcome.restarts = (folder / "output.txt").read_text(errors="replace").count("; restart ")
     return outcome
 
 
 def check(outcome: Outcome, out: Path, undisturbed: Path) -> None:
     """Compare the run with the undisturbed one, and note what is wrong."""
     wrong = outcome.wrong
-    if outcome.statuses[-1] != 0:
-        wrong.append(f"ended with status {outcome.statuses[-1]}")
+    if outcome.status != 0:
+        wrong.append(f"ended with status {outcome.status}")
         return
     expected, found = disturbed.digest(undisturbed), disturbed.digest(out)
     if found != expected:
@@ -229,8 +238,11 @@ def attribute(outcome: Outcome, events: list[dict[str, Any]]) -> None:
 
 def say(number: int, outcome: Outcome) -> None:
     """The run in words."""
-    statuses = ", ".join(map(str, outcome.statuses))
-    print(f"run {number}: {outcome.ranks} ranks, seed {outcome.seed}, {outcome.wall_s:.0f} s, status {statuses}")
+    again = f", {outcome.restarts} restarts" if outcome.restarts else ""
+    print(
+        f"run {number}: {outcome.ranks} ranks ({outcome.provider}), seed {outcome.seed}, {outcome.wall_s:.0f} s, "
+        f"status {outcome.status}{again}"
+    )
     for one in outcome.events:
         times = "" if one.found_ms is None else f"found {one.found_ms:.0f} ms, recovery {one.recovery_ms:.0f} ms"
         struck = f"{one.text:<22}" if one.struck else "did not happen"
@@ -265,11 +277,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8], help="the fewest and the most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="a file for the header, the runs and the medians, as JSON lines")
-    parser.add_argument("--launch", nargs="*", default=[], help="more arguments for shoal launch")
-    options = parser.parse_args()
-    known = subprocess.run([*disturbed.SHOAL, "resize", "--help"], capture_output=True, check=False)
-    options.resizes = known.returncode == 0
-    return options
+    parser.add_argument("--providers", nargs="*", default=["reserve"], help="reserve, spawn")
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -283,8 +292,8 @@ def main() -> None:
     disturbed.undisturbed(folder, config, 2, "undisturbed")
     header = {"bench": "chaos", **environment.describe(), "epochs": epochs, "load_before": load_before}
     header |= {"runs": options.runs, "seconds": options.seconds, "ranks": [low, high], "seed": options.seed}
+    header["providers"] = options.providers
     print(json.dumps(header))
-    print("" if options.resizes else "no `shoal resize` here: the group changes by the schedule alone")
     outcomes = []
     for number in range(options.runs):
         seed = 1000 * options.seed + number
@@ -307,8 +316,8 @@ def finish(outcomes: list[Outcome], header: dict[str, Any], options: argparse.Na
     for row in rows:
         print(json.dumps(row))
     bad = [outcome.seed for outcome in outcomes if outcome.wrong]
-    resumed = sum(len(outcome.statuses) - 1 for outcome in outcomes)
-    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} runs right, {resumed} resumes after status {TRY_AGAIN}")
+    restarts = sum(outcome.restarts for outcome in outcomes)
+    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} runs right, {restarts} restarts after status {TRY_AGAIN}")
     if options.json:
         lines = [header, *({**vars(o), "events": [vars(e) for e in o.events]} for o in outcomes), *rows]
         options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))

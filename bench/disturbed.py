@@ -1,4 +1,4 @@
-"""A job that is disturbed while it runs: its processes and segments, its log as it grows, and what must be the same.
+"""A job that is disturbed while it runs: its processes and segments, its log as it grows, what must be the same.
 
 All that a job starts inherits its TMPDIR, so that its processes are found by it whatever parent they have by then.
 Open MPI's segments go to a folder of the job's own in /dev/shm.
@@ -70,6 +70,10 @@ class Job:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it if it has not ended, and look what it left."""
         self.wait(LEFT_S)
         end_s = time.monotonic() + LEFT_S
         while self.alive() and time.monotonic() < end_s:
@@ -81,8 +85,8 @@ class Job:
                     process.kill()
             psutil.wait_procs(alive, LEFT_S)
         self.status = self._process.wait()
-        for place in self._variables.values():
-            self.left += [f"left {path}" for path in Path(place).rglob("*") if not path.is_dir()]
+        for place in map(Path, self._variables.values()):
+            self.left += [f"left {path}" for path in place.rglob("*") if not path.is_dir()]
 
     def runs(self) -> bool:
         """Whether the launcher lives."""
