@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import shutil
@@ -148,7 +147,7 @@ def strike(event: Event, job: Job, log: Log, rng: random.Random) -> None:
 
 def _aim(phase: str, job: Job, log: Log) -> None:
     """Wait until the run is about to do this, or (but for the end) for a few seconds."""
-    end_s = time.monotonic() + (math.inf if phase == "end" else AIM_S)
+    end_s = time.monotonic() + (job.limit_s if phase == "end" else AIM_S)
     epochs = next(iter(Log(log.path).new()))["config"]["train"]["epochs"]
     log.new()
     while phase != "any" and time.monotonic() < end_s and job.runs():
@@ -180,16 +179,15 @@ def run(seed: int, ranks: int, config: Path, folder: Path, options: argparse.Nam
         arguments += ["--set", "run.provider=spawn", "--set", f"run.max_ranks={ranks}"]
         arguments[1] = (ranks + 1) // 2
     began = time.monotonic()
-    with disturbed.place(folder) as variables, Job(folder, arguments, variables) as job:
+    with disturbed.place(folder) as variables, Job(folder, arguments, variables, 5 * options.seconds + 60) as job:
         log = Log(out / "run.jsonl")
         while job.runs() and not log.new():
             time.sleep(0.01)
         started = time.monotonic()
         while due and job.wait(max(0.0, due[0].at_s - (time.monotonic() - started))):
             strike(due.pop(0), job, log, rng)
-        limit_s = 5 * options.seconds + 60
-        if job.wait(limit_s):
-            outcome.wrong.append(f"hangs (not ended {limit_s:g} s after the last event)")
+        if job.wait(job.limit_s):
+            outcome.wrong.append(f"hangs (not ended {job.limit_s:g} s after the last event)")
             job.describe(folder / "hang.txt")
         job.close()
         outcome.wrong += job.left

@@ -51,10 +51,10 @@ def place(folder: Path) -> Iterator[dict[str, str]]:
 
 class Job:
     """`shoal launch arguments...`; at the end of its `with` block nothing of it lives, and `left` says what was left
-    of it after its end."""
+    of it after its end. limit_s: what it may take after the last event."""
 
-    def __init__(self, folder: Path, arguments: Sequence[object], variables: Mapping[str, str]) -> None:
-        self._variables = variables
+    def __init__(self, folder: Path, arguments: Sequence[object], variables: Mapping[str, str], limit_s: float) -> None:
+        self._variables, self.limit_s = variables, limit_s
         self.left: list[str] = []
         with (folder / "output.txt").open("ab") as output:
             self._process = subprocess.Popen(
