@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 import disturbed
@@ -66,6 +67,8 @@ class Event:
     phase: str
     struck: float = 0.0
     text: str = ""
+    lost: bool = True
+    """whether the rank was lost"""
     found_ms: float | None = None
     recovery_ms: float | None = None
 
@@ -143,6 +146,9 @@ def strike(event: Event, job: Job, log: Log, rng: random.Random) -> None:
         if event.kind == "stop, wake":
             time.sleep(rng.uniform(0.7, 1.25) * HEARTBEATS * HEARTBEAT_S)
             ranks[number].resume()
+            time.sleep(0.1)
+            event.lost = ranks[number].status() == psutil.STATUS_ZOMBIE
+            event.text += "" if event.lost else ", in time"
 
 
 def _aim(phase: str, job: Job, log: Log) -> None:
@@ -221,7 +227,7 @@ def check(outcome: Outcome, out: Path, undisturbed: Path) -> None:
 
 def attribute(outcome: Outcome, events: list[dict[str, Any]]) -> None:
     """Which recovery belongs to which event: the first in the log after it that has lost so many."""
-    open_ones = [one for one in outcome.events if one.struck and one.kind != "resize"]
+    open_ones = [one for one in outcome.events if one.struck and one.lost and one.kind != "resize"]
     for event in events:
         if event["event"] != "recovery":
             continue

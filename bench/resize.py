@@ -21,11 +21,12 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -39,6 +40,7 @@ STATES = {"44 MB + 44 MB": (784, 2400, 3600), "400 KB": (64, 200, 200)}
 TARGETS_MS = {"44 MB + 44 MB": 5.0, "400 KB": 1.0}
 ROUNDS_EACH = 4
 LEARNERS_OF_MANY = 12
+EARLY_STEPS = 100
 MEMORY_LIMIT_MB = 5.0
 HELD = ("communicators", "descriptors", "threads", "memory_mb", "shared_files")
 LIMIT_S = 900
@@ -53,10 +55,10 @@ def sizes(ranks: int, count: int) -> list[int]:
     return (walk * (count // len(walk) + 1))[:count]
 
 
-def in_a_job(what: str, ranks: int, count: int) -> None:
+def in_a_job(what: str, ranks: int, count: int, out: str) -> None:
     """One rank: train through `count` resizes, and on the master print what was measured. Collective."""
     if what == "many":
-        many(ranks, count)
+        many(ranks, count, out)
         return
     events: list[dict[str, Any]] = []
     shape = STATES[what]
@@ -125,15 +127,15 @@ def _median(values: Any) -> float:
 
 
 class Counting(shoal.ReLU):
-    """Looks at what this rank holds, after its first ten rounds and then now and again."""
+    """Looks at what this rank holds: early, after some ten resizes, and then now and again."""
 
-    rounds = 0
-    seen: tuple[dict[str, float], ...] = ()
+    steps = 0
+    seen: ClassVar[list[dict[str, float]]] = []
 
     def forward(self, x: Any, training: bool) -> Any:
-        self.rounds += training
-        if training and (self.rounds == 10 * LEARNERS_OF_MANY or self.rounds % (20 * LEARNERS_OF_MANY) == 0):
-            self.seen = (*self.seen[:1], held())
+        self.steps += training
+        if training and (self.steps == EARLY_STEPS or self.steps % (5 * EARLY_STEPS) == 0):
+            self.seen[1:] = [held()]
         return super().forward(x, training)
 
 
@@ -149,13 +151,12 @@ def held() -> dict[str, float]:
     return dict(zip(HELD, (handle, process.num_fds(), process.num_threads(), memory.uss / 1e6, shared), strict=True))
 
 
-def many(ranks: int, count: int) -> None:
+def many(ranks: int, count: int, out: str) -> None:
     """Ranks change after every round. Collective."""
     from mpi4py import MPI
 
     schedule, resizes = sizes(ranks, count), [0]
-    watched = Counting()
-    net = shoal.Sequential(shoal.Linear(16, 8), watched, shoal.Linear(8, 4))
+    net = shoal.Sequential(shoal.Linear(16, 8), Counting(), shoal.Linear(8, 4))
     data = open_set(
         shoal.config.Data(set="synthetic", shape=(16,), classes=4, train=LEARNERS_OF_MANY * count, test=64), 1
     )
@@ -171,12 +172,13 @@ def many(ranks: int, count: int) -> None:
         learning_rate=1e-3,
         batch=1,
         epochs=1,
+        out=out,
         progress=False,
         on_event=listen,
         policy=lambda now: shoal.Resize(ranks=schedule[min(now.round, count - 1)]),
     )
     took_s = time.monotonic() - began
-    rows = MPI.COMM_WORLD.gather((watched.seen, resizes[0]))
+    rows = MPI.COMM_WORLD.gather((Counting.seen, resizes[0]))
     if rows:
         most = max(number for _, number in rows)
         print(json.dumps({"what": "many", "resizes": most, "seconds": round(took_s, 1), "held": [r for r, _ in rows]}))
@@ -184,10 +186,10 @@ def many(ranks: int, count: int) -> None:
 
 def job(what: str, ranks: int, count: int, *launch: str) -> dict[str, Any]:
     """Start this file as a job; what it measured."""
-    command = [sys.executable, "-m", "shoal", "launch", "-n", str(ranks), *launch, str(HERE)]
-    done = subprocess.run(
-        [*command, "job", what, str(ranks), str(count)], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    launched = [sys.executable, "-m", "shoal", "launch", "-n", str(ranks), *launch, str(HERE)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*launched, "job", what, str(ranks), str(count), folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -217,7 +219,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure, or be a rank of what is measured."""
     if sys.argv[1:2] == ["job"]:
-        in_a_job(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        in_a_job(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)

@@ -91,7 +91,7 @@ class Recorder:
     def __init__(self, directory: Path | None, config: Config, listen: Callable[[], Sequence[OnEvent]] = tuple) -> None:
         self.directory = directory
         self.resumed: Resumed | None = None
-        self.history: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self.complete = False
         """the directory holds a run that is DONE: nothing is recorded again"""
         self._config = config
@@ -124,18 +124,24 @@ class Recorder:
                 self._lease.acquire(_LEASE_WAIT_S)
                 self._open_writer(self.directory)
                 self.saved_round = keep_until(self.directory, round)
-                self.history = runlog.read(self.directory / "run.jsonl")
                 self._log = runlog.RunLog(self.directory / "run.jsonl", time.time)
             self._listeners = self._listen()
-        beyond = next((n for n, event in enumerate(self.history) if event.get("round", 0) > round), None)
-        if beyond is not None:
+        history = self.history()
+        beyond = next((n for n, event in enumerate(history) if event.get("round", 0) > round), len(history))
+        if beyond < len(history):
             if self._log is not None:
-                kept = sum(len(runlog.encode(event)) for event in self.history[:beyond])
+                kept = sum(len(runlog.encode(event)) for event in history[:beyond])
                 self._log.close()
                 runlog.truncate_to(self._log.path, kept, self._lease.check)
                 self._log = runlog.RunLog(self._log.path, time.time)
-            del self.history[beyond:]
-        return self.history
+            del self._events[beyond:]
+        return history[:beyond]
+
+    def history(self) -> list[dict[str, Any]]:
+        """All events of the run; where there is a log, they are read from it, and none is kept in memory."""
+        if self.directory is None or self._listeners is None:
+            return list(self._events)
+        return runlog.read(self.directory / "run.jsonl")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
@@ -144,7 +150,8 @@ class Recorder:
         event = {"event": kind, "time": time.time(), **fields}
         if self._log is not None:
             event = self._log.event(kind, **fields)
-        self.history.append(event)
+        else:
+            self._events.append(event)
         for listener in self._listeners or ():
             listener(event)
 
@@ -214,7 +221,6 @@ class Recorder:
         except InputError:
             return False
         self.resumed = arrays, msgspec.json.decode(meta)
-        self.history = runlog.read(directory / "run.jsonl")
         self.complete = True
         return True
 
@@ -232,9 +238,9 @@ class Recorder:
             if log.exists():
                 runlog.truncate_to(log, 0, self._lease.check)
             self._publish("config.toml", configs.dump(self._config))
-        self.history = runlog.read(log) if log.exists() else []
-        self.replay = before[len(self.history) :]
-        self.saved_round = max((e["round"] for e in self.history if e["event"] == "checkpoint"), default=-1)
+        kept = runlog.read(log) if log.exists() else []
+        self.replay = before[len(kept) :]
+        self.saved_round = max((e["round"] for e in kept if e["event"] == "checkpoint"), default=-1)
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)
