@@ -50,7 +50,7 @@ def launch(
     if n < 1:
         raise InputError(f"{n} ranks cannot be started: give at least 1 (-n).")
     library = loaded()
-    arguments = [str(find_mpiexec(library)), *_ulfm_options(library, ulfm), *extra, "-n", str(n), *command]
+    arguments = [*launcher(library, ulfm, extra), "-n", str(n), *command]
     job = _Job(stop_file)
     with _handling(job), tempfile.NamedTemporaryFile("r", prefix="shoal-status-") as told:
         process = job.start(arguments, {**environment(library, os.environ), STATUS_FILE: told.name})
@@ -59,6 +59,11 @@ def launch(
     if said:
         return int(said)
     return status if status >= 0 else 128 - status
+
+
+def launcher(library: Library, ulfm: bool, extra: Sequence[str]) -> list[str]:
+    """mpiexec with its options, up to the number of ranks."""
+    return [str(find_mpiexec(library)), *_ulfm_options(library, ulfm), *extra]
 
 
 def find_mpiexec(library: Library) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.jobs import grid, restarts
-from shoal.jobs.launch import find_mpiexec, launch, say
+from shoal.jobs.launch import environment, find_mpiexec, launch, launcher, say
+from shoal.jobs.probe import can_spawn
 from shoal.record.lease import is_held
+from shoal.record.recorder import WishFile
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def _start_run(target: Path, options: Options) -> int:
     Schedule.of(config)
     out = options.out or configs.default_directory(config)
     stop_file = _stop_file(out, [out])
+    if config.run.provider == "spawn":
+        options = _with_spawned_ranks(options, config.run.max_ranks)
 
     def attempt(again: bool) -> int:
         command = _run(target, out, replace(options, resume=options.resume or again))
@@ -63,6 +68,17 @@ def _start_run(target: Path, options: Options) -> int:
         return stop_file is not None and not stop_file.exists()
 
     return restarts.with_restarts(attempt, options.restarts, wanted, say)
+
+
+def _with_spawned_ranks(options: Options, most: int) -> Options:
+    """The options as they are if ranks can be spawned by this launcher; else those of a job that has all from the
+    start."""
+    mpi = library.loaded()
+    verdict = can_spawn(launcher(mpi, options.ulfm, options.extra), environment(mpi, os.environ))
+    if verdict.ok:
+        return options
+    say(f"ranks cannot be spawned here ({verdict.reason}): {most} are started now, and sleep while not needed")
+    return replace(options, ranks=most, overrides=(*options.overrides, "run.provider=reserve"))
 
 
 def _launch(command: list[str], stop_file: Path | None, options: Options) -> int:
@@ -79,6 +95,16 @@ def start_sweep(path: Path, ranks: int, out: Path | None) -> int:
     """`start` for what must be a sweep. Raises InputError if it is not."""
     grid.read(path)
     return start(path, Options(ranks, out=out))
+
+
+def ask_to_resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Leave the wish for the run at work in the directory. Raises InputError if there is none, or no wish."""
+    wish = {key: value for key, value in (("ranks", ranks), ("learners", learners)) if value is not None}
+    if not wish:
+        raise InputError("no size was given; name the RANKS that may work, or --learners N")
+    if not is_held(directory):
+        raise InputError(f"no job is at work in {directory}; name the directory of a run that is training")
+    WishFile(directory).put(wish)
 
 
 def _script(target: Path, options: Options) -> list[str]:
