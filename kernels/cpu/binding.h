@@ -18,6 +18,7 @@ typedef struct {
     Py_ssize_t size;
 } arrays;
 
+verdict take_block(Py_buffer *view, PyObject *object, int access, char *format);
 verdict take_view(Py_buffer *view, PyObject *object, int access, char *format);
 verdict take(arrays *taken, PyObject *object, int access);
 

@@ -57,6 +57,22 @@ void shoal_unpack_f16(const uint16_t *x, float *out, size_t n);
 void shoal_pack_bf16(const float *x, uint16_t *out, size_t n);
 void shoal_unpack_bf16(const uint16_t *x, float *out, size_t n);
 
+/* Samples by index; moves, or NULL: (top, left, mirrored) of each. The output pixel (r, j) is the source pixel
+   (r + top, j' + left), where j' is j, or width - 1 - j if mirrored. */
+typedef struct {
+    size_t count;
+    const int64_t *indices, *moves;
+} shoal_chosen;
+
+typedef struct {
+    size_t rows, width, channels;
+    const float *shift, *scale; /* of one row */
+} shoal_image;
+
+void shoal_gather_u8(const void *samples, const shoal_chosen *chosen, const shoal_image *image, float *out);
+void shoal_gather_f32(const void *samples, const shoal_chosen *chosen, const shoal_image *image, float *out);
+void shoal_gather_f64(const void *samples, const shoal_chosen *chosen, const shoal_image *image, float *out);
+
 /* The board has SHOAL_LINE words a rank. `wait` returns the first member that is missing after `patience_s`, or -1.
    `arrive` is `post` and then `wake`; a rank that spins may do other things before it wakes those who sleep, so
    `posted`, the line of a rank that has still to, is woken for where a wait gives the core away. */

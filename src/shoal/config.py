@@ -42,6 +42,12 @@ class Data(_Section, frozen=True):
     """digits-noisy: the share of training labels that is randomised"""
     validation: Share = 0.0
     """the share of the training set held out for targets and early stopping"""
+    normalise: Literal["none", "channel"] = "none"
+    """none: bytes become 0 .. 1; channel: mean 0 and standard deviation 1 over the training set, channel by channel"""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """training images are moved at random by up to `pad` pixels, with zeros beyond the edge; crop-flip: and mirrored"""
+    pad: Annotated[int, Meta(ge=0)] = 4
+    """crop, crop-flip: the most pixels an image is moved; 0: it is only mirrored"""
     shape: tuple[Positive, ...] = (8, 8, 1)
     """synthetic: shape of one sample, (height, width, channels) or (features,)"""
     classes: Annotated[int, Meta(ge=2)] | None = None
@@ -163,6 +169,8 @@ class Run(_Section, frozen=True):
     """how ranks that share no memory reduce; the first three keep the canonical order"""
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
+    prefetch: bool = False
+    """make the next batch in a thread while the step computes"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
     checkpoint_epochs: Amount = 1.0
