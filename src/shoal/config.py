@@ -43,9 +43,9 @@ class Data(_Section, frozen=True):
     validation: Share = 0.0
     """the share of the training set held out for targets and early stopping"""
     normalise: Literal["none", "channel"] = "none"
-    """none: bytes become 0 .. 1; channel: mean 0 and standard deviation 1 over the training set, channel by channel"""
+    """none: as they come, bytes as 0 .. 1; channel: mean 0, standard deviation 1 over the training set, by channel"""
     augment: Literal["none", "crop", "crop-flip"] = "none"
-    """training images are moved at random by up to `pad` pixels, with zeros beyond the edge; crop-flip: and mirrored"""
+    """training images moved at random by up to `pad` pixels, zeros beyond the edge; crop-flip: half of them mirrored"""
     pad: Annotated[int, Meta(ge=0)] = 4
     """crop, crop-flip: the most pixels an image is moved; 0: it is only mirrored"""
     shape: tuple[Positive, ...] = (8, 8, 1)
@@ -170,7 +170,7 @@ class Run(_Section, frozen=True):
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
     prefetch: bool = False
-    """make the next batch in a thread while the step computes"""
+    """make the next batch in a thread while the step computes: for sets that are slow to give a sample"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
     checkpoint_epochs: Amount = 1.0
