@@ -62,15 +62,15 @@ class Model(_Section, frozen=True):
     """[model]: the net and its loss."""
 
     net: str = "convnet-s"
-    """mlp or convnet-s"""
+    """mlp, convnet-s, resnet18, resnet20 or senet18"""
     loss: Literal["cross-entropy", "mse"] = "cross-entropy"
     """cross-entropy for labels, mse for regression targets"""
     hidden: tuple[Positive, ...] = (64,)
     """mlp: widths of the hidden layers"""
     width: Positive = 16
-    """convnet-s: channels of the first convolution"""
+    """all but mlp: channels of the first convolution; 64 is the paper's resnet18 and senet18"""
     batchnorm: bool = False
-    """convnet-s: batch norm after each convolution"""
+    """mlp, convnet-s: batch norm before each ReLU; the others always have it"""
 
 
 class Train(_Section, frozen=True):

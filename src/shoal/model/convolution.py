@@ -101,7 +101,7 @@ class Conv2d(Layer):
     def _fold(self, rows: Array) -> Array:
         """The gradient by x from that by the rows of y."""
         weight = self.values["weight"].reshape(-1, self.outputs)
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         if self._pointwise:
             self.xp.matmul(rows, weight.T, out=dx.reshape(-1, self.inputs))
             return dx

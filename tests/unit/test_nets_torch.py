@@ -1,0 +1,135 @@
+"""resnet18, resnet20 and senet18 against PyTorch: the same weights give the same numbers, to rounding."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal import kernels
+from shoal.backend import numpy_backend
+from shoal.model import FlatBuffer, Model, resnet18, resnet20, senet18
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here: nothing to compare with")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+PEERS = Path(__file__).resolve().parents[2] / "bench/peers/torch_nets.py"
+NETS = {"resnet18": resnet18, "resnet20": resnet20, "senet18": senet18}
+WIDTH, BATCH, RATE, STEPS = 16, 8, 0.02, 20
+WITHIN, WITHIN_AFTER = 1e-4, 1e-3
+
+
+def peer(name: str) -> Any:
+    """The net in PyTorch."""
+    spec = importlib.util.spec_from_file_location("torch_nets", PEERS)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.make(name, WIDTH)
+
+
+def torch_name(name: str, net: str) -> str:
+    """PyTorch's name of a tensor, as resnets.py explains it."""
+    name = name.replace(".body.", ".").replace(".gate.", ".").replace(".block.", ".")
+    name = name.replace(".joint.", "." if net == "senet18" else ".bn2.")
+    if net == "senet18":
+        name = name.replace(".shortcut.0.", ".shortcut.")
+    ends = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+    stem, _, end = name.rpartition(".")
+    return f"{stem}.{ends.get(end, end)}"
+
+
+def as_torch(array: np.ndarray, like: Any) -> np.ndarray:
+    """A tensor of ours in the order of PyTorch's axes."""
+    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim, (0,))
+    return np.ascontiguousarray(array.transpose(axes)).reshape(like.shape)
+
+
+class Pair:
+    """The net in shoal and in PyTorch with the same weights, not those of a fresh net."""
+
+    def __init__(self, name: str) -> None:
+        backend = numpy_backend()
+        self.name, self.model = name, Model(NETS[name](WIDTH), (32, 32, 3), "cross-entropy", backend)
+        self.weights = FlatBuffer(self.model.layout, backend)
+        self.gradient = backend.empty(self.model.layout.parameters)
+        self.model.initialise(self.weights.flat, 1)
+        rng = np.random.default_rng(2)
+        for tensor in self.model.layout.tensors:
+            if tensor.kind != "weight":
+                self.weights.views[tensor.name] += rng.uniform(0, 0.3, tensor.shape).astype(np.float32)
+        self.model.bind(self.weights.flat, self.gradient)
+        self.torch = peer(name)
+        state = self.torch.state_dict()
+        assert len(state) == len(self.model.layout.names) + sum("num_batches" in key for key in state)
+        for ours, theirs in self.pairs(self.weights.views, state):
+            theirs.copy_(torch.from_numpy(ours))
+
+    def pairs(self, views: Any, theirs: Any) -> Any:
+        """(ours in PyTorch's order of axes, PyTorch's) for each tensor of the views."""
+        for name, view in views.items():
+            other = theirs[torch_name(name, self.name)]
+            yield as_torch(view, other), other
+
+    def step(self, seed: int) -> tuple[float, float]:
+        """Both gradients of one batch; the losses."""
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(BATCH, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, BATCH)
+        ours = self.model.gradient(x, y)
+        self.torch.zero_grad()
+        loss = torch.nn.functional.cross_entropy(
+            self.torch(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())), torch.from_numpy(y)
+        )
+        loss.backward()
+        return ours, float(loss)
+
+    def outputs(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """In evaluation."""
+        x = np.random.default_rng(seed).normal(size=(BATCH, 32, 32, 3)).astype(np.float32)
+        self.torch.eval()
+        with torch.no_grad():
+            theirs = self.torch(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).numpy()
+        self.torch.train()
+        return self.model.predict(x), theirs
+
+
+def distance(ours: np.ndarray, theirs: Any) -> float:
+    """The norm of the difference over the norm."""
+    other = theirs.detach().numpy() if hasattr(theirs, "detach") else theirs
+    scale = np.linalg.norm(other)
+    return float(np.linalg.norm(ours - other) / scale)
+
+
+@pytest.fixture(scope="module", params=NETS)
+def pair(request: Any) -> Pair:
+    torch.set_num_threads(1)
+    return Pair(request.param)
+
+
+def test_outputs_loss_gradients_and_statistics(pair: Pair) -> None:
+    assert distance(*pair.outputs(1)) < WITHIN
+    ours, theirs = pair.step(3)
+    assert ours == pytest.approx(theirs, rel=WITHIN)
+    gradients = {name: parameter.grad for name, parameter in pair.torch.named_parameters()}
+    for name, view in pair.model.layout.views(pair.gradient).items():
+        other = gradients[torch_name(name, pair.name)]
+        assert distance(as_torch(view, other), other) < WITHIN, name
+    for mine, other in pair.pairs(pair.weights.views, pair.torch.state_dict()):
+        assert distance(mine, other) < WITHIN
+    assert distance(*pair.outputs(4)) < WITHIN
+
+
+def test_parameters_after_twenty_steps(pair: Pair) -> None:
+    optimizer = torch.optim.SGD(pair.torch.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4)
+    count = pair.model.layout.parameters
+    momentum = np.zeros_like(pair.gradient)
+    step = kernels.LocalStep(RATE, 0.9, weight_decay=5e-4, decayed=count)
+    for seed in range(STEPS):
+        pair.step(seed)
+        optimizer.step()
+        kernels.local_step(np, pair.weights.flat[:count], pair.gradient, momentum, step)
+    for mine, other in pair.pairs(pair.weights.views, pair.torch.state_dict()):
+        assert distance(mine, other) < WITHIN_AFTER
