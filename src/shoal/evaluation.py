@@ -19,10 +19,11 @@ from shoal.data.keyed import permutation
 from shoal.data.sets import DataSet, Split
 from shoal.model.gradient import Model
 
-FLAT_CHUNK, IMAGE_CHUNK = 256, 64
-"""Samples at a time: matrix products like many, while images fill the cache with what the layers leave."""
-CHUNK_BYTES = 4 << 20
-"""of a chunk's inputs at most, in float32: bounds the memory of evaluation, which is that of a batch of so many"""
+FLAT_CHUNK, FLAT_BYTES = 256, 4 << 20
+IMAGE_CHUNK, IMAGE_BYTES = 64, 384 << 10
+LEAST_CHUNK = 8
+"""Samples at a time, and bytes of their inputs in float32. Matrix products like many rows; of images the layers leave
+a hundred times the input behind, so more of them cost memory and are no faster."""
 RECALIBRATED = 512
 """training samples that give fresh batch-norm statistics"""
 
@@ -31,8 +32,8 @@ Scores = dict[str, dict[str, float]]
 
 def chunk_size(sample_shape: tuple[int, ...]) -> int:
     """How many samples of this shape are evaluated at a time."""
-    most = FLAT_CHUNK if len(sample_shape) == 1 else IMAGE_CHUNK
-    return max(1, min(most, CHUNK_BYTES // (4 * math.prod(sample_shape))))
+    most, most_bytes = (FLAT_CHUNK, FLAT_BYTES) if len(sample_shape) == 1 else (IMAGE_CHUNK, IMAGE_BYTES)
+    return max(LEAST_CHUNK, min(most, most_bytes // (4 * math.prod(sample_shape))))
 
 
 def evaluate(world: World, model: Model, batches: Batches, data: DataSet) -> Scores:
