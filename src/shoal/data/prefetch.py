@@ -27,7 +27,7 @@ class Prefetch(Generic[Memory]):
     def __init__(self, make: Callable[[int, int, Memory], None], memory: Callable[[int], Memory]) -> None:
         self._make, self._memory = make, memory
         self._thread = ThreadPoolExecutor(1, "shoal-batches")
-        self._orders: dict[Key, tuple[Future[None], Memory]] = {}
+        self._begun: dict[Key, tuple[Future[None], Memory]] = {}
         self._spare: dict[int, list[Memory]] = defaultdict(list)
         self._lent: tuple[int, Memory] | None = None
 
@@ -38,12 +38,12 @@ class Prefetch(Generic[Memory]):
         if self._lent:
             self._spare[self._lent[0]].append(self._lent[1])
             self._lent = None
-        if (position, count) not in self._orders:
+        if (position, count) not in self._begun:
             self._drop_before(position)
-            self._order(position, count)
-        made, memory = self._orders.pop((position, count))
-        if following is not None and (following, count) not in self._orders:
-            self._order(following, count)
+            self._begin(position, count)
+        made, memory = self._begun.pop((position, count))
+        if following is not None and (following, count) not in self._begun:
+            self._begin(following, count)
         self._lent = count, memory
         made.result()
         return memory
@@ -52,15 +52,15 @@ class Prefetch(Generic[Memory]):
         """End the thread, when it has made what it is at. May be called again."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _order(self, position: int, count: int) -> None:
+    def _begin(self, position: int, count: int) -> None:
         spare = self._spare[count]
         memory = spare.pop() if spare else self._memory(count)
-        self._orders[position, count] = self._thread.submit(self._make, position, count, memory), memory
+        self._begun[position, count] = self._thread.submit(self._make, position, count, memory), memory
 
     def _drop_before(self, position: int) -> None:
         """Take back what nobody asked for: positions only go up, but for those of one round."""
-        for at, count in [key for key in self._orders if key[0] < position]:
-            made, memory = self._orders.pop((at, count))
+        for at, count in [key for key in self._begun if key[0] < position]:
+            made, memory = self._begun.pop((at, count))
             if not made.cancel():
                 made.exception()  # wait for the memory
             self._spare[count].append(memory)
