@@ -11,9 +11,10 @@ import numpy as np
 from shoal import config as configs
 from shoal.backend import Backend, numpy_backend
 from shoal.config import Config
+from shoal.data.augmentation import augmentation
 from shoal.data.batches import Batches
 from shoal.data.order import SampleOrder
-from shoal.data.sets import DataSet, open_set
+from shoal.data.sets import DataSet, normalised, open_set
 from shoal.elastic.plan import Plan, make_plan
 from shoal.elastic.policy import Policy
 from shoal.model.gradient import Model, check_fit
@@ -54,11 +55,14 @@ def prepare(config: Config, data: DataSet | None = None, net: Layer | None = Non
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
+    data = normalised(data) if config.data.normalise == "channel" else data
     plan = make_plan(config, len(data.train))
     net = build(config.model, data.sample_shape, data.outputs) if net is None else net
     model = Model(net, data.sample_shape, config.model.loss, backend)
     check_fit(data, model)
-    batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
+    moves = augmentation(config.data, len(data.train), data.sample_shape, config.seed)
+    order = SampleOrder(len(data.train), config.seed)
+    batches = Batches(data, order, backend, moves, config.run.prefetch)
     local = LocalSGD(model, batches, config.train, backend)
     local.rehearse(min(stage.batch for stage in plan.stages))
     return Job(config, backend, data, plan, model, batches, local, policy)

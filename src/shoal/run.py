@@ -79,6 +79,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
     try:
         return _train(world, job, recorder, stop_requested)
     finally:
+        job.batches.close()
         recorder.close()
 
 
