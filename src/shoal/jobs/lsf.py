@@ -23,7 +23,7 @@ def directives(batch: Batch) -> list[str]:
         size = [f"-nnodes {batch.nodes}"]
     else:
         size = [f"-n {spec.ranks}", f'-R "span[ptile={spec.ranks_per_node}]"']
-    named = {"-P": spec.account, "-q": spec.queue, "-U": spec.reservation}
+    named = {request.account_option: spec.account, "-q": spec.queue, "-U": spec.reservation}
     return [
         f"-J {_quoted(spec.name)}",
         *size,
