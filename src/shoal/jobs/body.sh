@@ -20,7 +20,7 @@ warned=0 ended=0 signalled=0
 trap 'warned=1 signalled=1; : > "$run/stop"' USR1 USR2 URG
 trap 'ended=1 signalled=1; : > "$run/stop"' TERM INT
 
-written() { wc -c < "$run/run.jsonl" 2>/dev/null || echo 0; }
+written() { stat -c %s -- "$run/run.jsonl" 2>/dev/null || echo 0; }
 
 train() { # sets `status`
   (trap '' USR1 USR2 URG TERM INT; launch) &
