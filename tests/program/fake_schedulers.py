@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-SPACE = re.compile(r"\s")
 PMI_PLUGINS = ("cray_shasta", "none", "pmi2")
 SLURM_TIME = re.compile(r"(\d+-\d\d:\d\d:\d\d|\d+:\d\d:\d\d)\Z")
 SBATCH = {
@@ -86,27 +85,8 @@ def queue(script: str, options: dict[str, str], after: str = "") -> str:
 
 
 def slurm_words(line: str) -> list[str]:
-    """A directive as sbatch splits it: both quotes, a backslash everywhere, # begins a comment outside of quotes."""
-    words, word, quote, escaped, begun = [], "", "", False, False
-    for letter in line:
-        if escaped:
-            word, escaped = word + letter, False
-        elif letter == "\\":
-            escaped = begun = True
-        elif quote:
-            quote, word = ("", word) if letter == quote else (quote, word + letter)
-        elif letter in "\"'":
-            quote, begun = letter, True
-        elif letter == "#":
-            break
-        elif SPACE.match(letter):
-            words += [word] if begun else []
-            word, begun = "", False
-        else:
-            word, begun = word + letter, True
-    if quote:
-        refuse(f"sbatch: error: Unterminated quote in: {line}")
-    return [*words, *([word] if begun else [])]
+    """A directive as sbatch splits it."""
+    return shlex.split(line, comments=True)
 
 
 def lsf_words(line: str) -> list[str]:
@@ -118,7 +98,7 @@ def lsf_words(line: str) -> list[str]:
 
 def directives(script: str, prefix: str, split: Any) -> list[str]:
     """Words of the directives, which end at the first line that is no comment."""
-    words = []
+    words: list[str] = []
     for line in script.splitlines():
         if not line.startswith("#"):
             break

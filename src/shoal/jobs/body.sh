@@ -39,7 +39,8 @@ train() { # sets `status`
 
 environment || leave 1 "the environment could not be set up"
 stage || leave 1 "the environment could not be staged on the nodes"
-set -u
+[ "${#LD_LIBRARY_PATH}" -gt 4096 ] && say "LD_LIBRARY_PATH is very long, which can double the time that ranks take to start"
+set -u # modules are not written for it
 restarts=0 launcher_failed=0
 while :; do
   before=$(written)
@@ -78,5 +79,6 @@ fi
 link=$((link + 1))
 { echo "$link" > "$run/link.new" && mv -- "$run/link.new" "$run/link"; } || leave 1 "$run/link cannot be written"
 say "status $status: going on by $after_limit ($link of $max_links)"
+status=0 # go_on may change it
 go_on || leave 1 "the scheduler did not take the next link"
-exit 0
+exit "$status"

@@ -198,6 +198,11 @@ def _check_layout(batch: Batch) -> None:
         f"{machine.node.gpus}; give fewer (--ranks-per-node, --gpus-per-rank)",
     )
     _refuse(
+        machine.launch.program == "jsrun" and machine.launch.gpus == "all" and spec.ranks % per_node != 0,
+        f'{spec.ranks} ranks are no multiple of {per_node} a node, and with launch.gpus = "all" jsrun fills every node; '
+        "give such a multiple (--ranks, --ranks-per-node)",
+    )
+    _refuse(
         limit is not None and batch.nodes > limit,
         f"{spec.ranks} ranks at {per_node} a node take {batch.nodes} nodes, and a job on {spec.machine} gets at "
         f"most {limit}; give fewer ranks (--ranks) or more of them a node (--ranks-per-node)",
