@@ -29,9 +29,9 @@
 #: queue = "batch"
 #: stage = "environment.tar"
 
-local_disk="/mnt/bb/$USER"
 run=runs/digits-mavg
-python="$local_disk/shoal-environment/bin/python"
+environment="/mnt/bb/$USER/shoal-environment"
+python="$environment/bin/python"
 after_limit=chain
 max_links=10
 max_restarts=2
@@ -54,13 +54,11 @@ environment() {
 }
 
 stage() {
-  local archive=environment.tar
-  [ -r "$archive" ] || { echo "$archive cannot be read"; return 1; }
   srun \
     --nodes=2 \
     --ntasks=2 \
     --ntasks-per-node=1 \
-    bash -c 'rm -rf "$1" && mkdir -p "$1" && tar -xf "$0" -C "$1" && test -x "$1/bin/python"' "$archive" "$local_disk/shoal-environment"
+    tar -xf environment.tar --recursive-unlink --one-top-level="$environment"
 }
 
 launch() {

@@ -22,9 +22,9 @@
 #: account = "ABC123"
 #: stage = "environment.tar"
 
-local_disk="/mnt/bb/$USER"
 run=runs/digits-mavg
-python="$local_disk/shoal-environment/bin/python"
+environment="/mnt/bb/$USER/shoal-environment"
+python="$environment/bin/python"
 after_limit=requeue
 max_links=10
 max_restarts=2
@@ -42,8 +42,6 @@ environment() {
 }
 
 stage() {
-  local archive=environment.tar
-  [ -r "$archive" ] || { echo "$archive cannot be read"; return 1; }
   jsrun \
     --nrs=2 \
     --rs_per_host=1 \
@@ -53,7 +51,7 @@ stage() {
     --bind=none \
     --launch_distribution=packed \
     --latency_priority=cpu-cpu \
-    bash -c 'rm -rf "$1" && mkdir -p "$1" && tar -xf "$0" -C "$1" && test -x "$1/bin/python"' "$archive" "$local_disk/shoal-environment"
+    tar -xf environment.tar --recursive-unlink --one-top-level="$environment"
 }
 
 launch() {

@@ -1,4 +1,4 @@
-"""jobs/rendered/ holds a script of every machine; `make golden` (or: python tests/unit/test_rendered.py) renews them."""
+"""jobs/rendered/ holds a script of every machine; `make golden` renews them by running this file."""
 
 from __future__ import annotations
 

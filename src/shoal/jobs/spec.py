@@ -199,7 +199,7 @@ def _check_layout(batch: Batch) -> None:
     )
     _refuse(
         machine.launch.program == "jsrun" and machine.launch.gpus == "all" and spec.ranks % per_node != 0,
-        f'{spec.ranks} ranks are no multiple of {per_node} a node, and with launch.gpus = "all" jsrun fills every node; '
+        f'{spec.ranks} ranks are no multiple of {per_node} a node, and with launch.gpus = "all" jsrun fills its nodes; '
         "give such a multiple (--ranks, --ranks-per-node)",
     )
     _refuse(
