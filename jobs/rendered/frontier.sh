@@ -30,8 +30,8 @@
 #: stage = "environment.tar"
 
 run=runs/digits-mavg
-environment="/mnt/bb/$USER/shoal-environment"
-python="$environment/bin/python"
+staged="/mnt/bb/$USER/shoal-environment"
+python="$staged/bin/python"
 after_limit=chain
 max_links=10
 max_restarts=2
@@ -58,7 +58,7 @@ stage() {
     --nodes=2 \
     --ntasks=2 \
     --ntasks-per-node=1 \
-    tar -xf environment.tar --recursive-unlink --one-top-level="$environment"
+    tar -xf environment.tar --recursive-unlink --one-top-level="$staged"
 }
 
 launch() {

