@@ -17,7 +17,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -161,7 +160,6 @@ def scontrol(words: list[str]) -> None:
             refuse(f"Requested operation is presently disabled for job {job}")
         save(job, requeued=True)
         os.kill(record(job)["pid"], signal.SIGTERM)  # Slurm ends the script that asked
-        time.sleep(5)
     else:
         refuse(f"scontrol: unknown: {words}")
 
