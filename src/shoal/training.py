@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from shoal import evaluation
+from shoal.allocation import Allocation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes, share
@@ -21,6 +22,7 @@ from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
 from shoal.elastic.reserve import ReserveProvider
+from shoal.elastic.stopping import Deadline, NodesNeeded
 from shoal.errors import InputError
 from shoal.job import Job
 from shoal.record.recorder import Recorder
@@ -32,8 +34,10 @@ from shoal.state import Progress, TrainState
 class Training:
     """One rank's part of a training."""
 
-    def __init__(self, job: Job, world: World, recorder: Recorder, stop_requested: Callable[[], bool]) -> None:
-        self._job, self._world, self._recorder = job, world, recorder
+    def __init__(
+        self, job: Job, world: World, recorder: Recorder, stop_requested: Callable[[], bool], here: Allocation
+    ) -> None:
+        self._job, self._world, self._recorder, self.here = job, world, recorder, here
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
@@ -45,6 +49,8 @@ class Training:
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)
+        self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
+        self._nodes_needed = NodesNeeded(job.plan, world) if config.run.give_back_nodes and here.gives_back else None
         self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)
 
     def run(self) -> Decision:
@@ -121,7 +127,19 @@ class Training:
         return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
 
     def _stop_reason(self) -> str:
-        return "a signal" if self._stop_requested() else self._recorder.stop_requested()
+        if self._stop_requested():
+            return "a signal"
+        recorder = self._recorder
+        return recorder.stop_requested() or self._deadline.reason(recorder.checkpoint_s) or self._give_back()
+
+    def _give_back(self) -> str:
+        """Ask the batch script to go on with the nodes that are still needed, if these are fewer."""
+        nodes, consumed = self._world.nodes, self.state.progress.consumed
+        needed = nodes if self._nodes_needed is None else self._nodes_needed.at(consumed)
+        if needed == nodes:
+            return ""
+        self._recorder.ask_for_nodes(needed)
+        return f"{needed} of {nodes} nodes are enough from here on"
 
     def _finish(self, group: Group | None, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""
