@@ -1,0 +1,156 @@
+"""The text of a batch script: a head made for the job, and a body that is the same for all.
+
+    directives      what the scheduler reads
+    #: ...          the JobSpec, so that `parse` and `render` make the same script again
+    settings        run, python, after_limit, max_links, max_restarts
+    functions       environment, stage, launch, go_on, preempted
+    body.sh         waits, forwards the warning, and sees to it that the run goes on
+
+Pure functions of a Batch: nothing here needs MPI, a cluster or a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from shoal import config as configs
+from shoal.errors import InputError
+from shoal.jobs import launchers, local, lsf, slurm
+from shoal.jobs.machine import load
+from shoal.jobs.spec import Batch, JobSpec, place
+
+SCHEDULERS: dict[str, ModuleType] = {"slurm": slurm, "lsf": lsf, "local": local}
+BODY = Path(__file__).with_name("body.sh")
+SCRIPT = "job.sh"
+"""its name in the run directory"""
+_MARK = "#: "
+_ENVIRONMENT = "shoal-environment"
+
+
+def render(batch: Batch) -> str:
+    """The script. Raises InputError for a directive that cannot stand there."""
+    blocks = [
+        ["#!/bin/bash", *_directives(batch)],
+        ["#", "# Written by `shoal render`. The job that it was made of:", *_spec_lines(batch.spec)],
+        _settings(batch),
+        _function("environment", _environment(batch)),
+        _function("stage", _stage(batch)),
+        _function("launch", _launch(batch)),
+        SCHEDULERS[batch.machine.scheduler].functions(batch),
+    ]
+    head = "\n".join("\n".join([*block, *([""] if at else [])]) for at, block in enumerate(blocks))
+    return f"{head}\n{BODY.read_text(encoding='utf-8')}"
+
+
+def parse(text: str, source: str) -> Batch:
+    """The job that a script was made of. Raises InputError if it was not made by shoal."""
+    lines = [line.removeprefix(_MARK) for line in text.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        raise InputError(f"{source} was not made by shoal render: it has no lines that begin with {_MARK!r}")
+    spec = configs.convert(configs.parse_toml("\n".join(lines)), JobSpec, source)
+    return place(load(spec.machine), spec)
+
+
+def _directives(batch: Batch) -> list[str]:
+    """The scheduler's own, without those to skip, and the user's."""
+    scheduler, spec = SCHEDULERS[batch.machine.scheduler], batch.spec
+    made = scheduler.directives(batch)
+    options = [option for line in made for option in _options(line)]
+    for option in spec.skip:
+        if option not in options:
+            raise InputError(f"{option} cannot be skipped, since it is not in the script; it has {', '.join(options)}")
+    kept = [line for line in made if not set(_options(line)) & set(spec.skip)]
+    taken = {option for line in kept for option in _options(line)}
+    for line in spec.directives:
+        if clash := taken & set(_options(line)):
+            raise InputError(
+                f"the directive {line!r} stands in the script already; skip {clash.pop()}, or change it there"
+            )
+    return [f"{scheduler.PREFIX} {line}" for line in (*kept, *spec.directives)]
+
+
+def _options(line: str) -> list[str]:
+    """The options that a directive sets: -wa and -wt share a line."""
+    return re.findall(r"(?:^|(?<= ))--?[A-Za-z][\w-]*", re.sub(r'"(\\.|[^"\\])*"', '""', line))
+
+
+def _spec_lines(spec: JobSpec) -> list[str]:
+    import tomli_w
+
+    tree = msgspec.to_builtins(spec)
+    return [_MARK + line for line in tomli_w.dumps(tree).splitlines()]
+
+
+def _settings(batch: Batch) -> list[str]:
+    spec = batch.spec
+    python = f'"$local_disk/{_ENVIRONMENT}/bin/python"' if spec.stage else shlex.quote(spec.python)
+    return [
+        *([f"local_disk={_expanded(batch.machine.staging.folder)}"] if spec.stage else []),
+        f"run={shlex.quote(spec.out)}",
+        f"python={python}",
+        f"after_limit={spec.after_limit}",
+        f"max_links={spec.max_links}",
+        f"max_restarts={spec.max_restarts}",
+    ]
+
+
+def _environment(batch: Batch) -> list[str]:
+    machine, spec = batch.machine, batch.spec
+    variables = {
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(spec.threads)),
+        "PYTHONUNBUFFERED": "1",
+        "HDF5_USE_FILE_LOCKING": "FALSE",
+    }
+    if spec.gpus_per_rank:
+        variables["CUPY_CACHE_DIR"] = "/tmp/shoal-cupy-$USER"
+    if machine.launch.program == "srun":
+        variables["SRUN_CPUS_PER_TASK"] = str(spec.cores_per_rank)
+    variables |= machine.environment
+    return [
+        *(f"module load {shlex.quote(name)} || return 1" for name in machine.modules),
+        *machine.setup,
+        *spec.setup,
+        *(f"export {name}={_expanded(value)}" for name, value in variables.items()),
+        *launchers.checks(batch),
+    ]
+
+
+def _stage(batch: Batch) -> list[str]:
+    """The archive is unpacked once on each node; the launcher passes the worst exit status on."""
+    spec = batch.spec
+    if not spec.stage:
+        return [":"]
+    unpack = 'rm -rf "$1" && mkdir -p "$1" && tar -xf "$0" -C "$1" && test -x "$1/bin/python"'
+    return [
+        f"local archive={shlex.quote(spec.stage)}",
+        '[ -r "$archive" ] || { echo "$archive cannot be read"; return 1; }',
+        " \\\n    ".join(
+            [*launchers.once_a_node(batch), f'bash -c \'{unpack}\' "$archive" "$local_disk/{_ENVIRONMENT}"']
+        ),
+    ]
+
+
+def _launch(batch: Batch) -> list[str]:
+    reason = ["# a rank that dies must not end the others: they go on without it"] if batch.spec.recovery else []
+    return [*reason, "exec " + _broken(launchers.command(batch))]
+
+
+def _broken(words: list[str]) -> str:
+    """One command, a word a line."""
+    return " \\\n    ".join(words)
+
+
+def _function(name: str, lines: list[str]) -> list[str]:
+    return [f"{name}() {{", *(f"  {line}" for line in lines), "}"]
+
+
+def _expanded(text: str) -> str:
+    """A word in which the shell still replaces $NAME."""
+    if re.fullmatch(r"[\w.,:@%+=/-]+", text, re.ASCII):
+        return text
+    return '"' + re.sub(r'(["\\`])', r"\\\1", text) + '"'
