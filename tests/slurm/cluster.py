@@ -24,7 +24,7 @@ import psutil
 from shoal.comm.lifeline import death_with_parent
 
 PACKAGES = "slurm-wlm munge libpmi2-0"
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
+PROGRAMS = ("unshare", "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 UP_S, ANSWER_S, END_S = 20.0, 20.0, 10.0
 POLL_S = 0.1
 
@@ -57,11 +57,13 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=0
 ReturnToService=2
-KillWait=5
+KillWait=20
 PropagateResourceLimits=NONE
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 """cred_expire: a requeued job waits for so long; 120 s if left alone. config_overrides: CPUs that are not there."""
+NODE = 'mount -t tmpfs shm /dev/shm && exec slurmd -D -N "$0"'
+"""A node has shared memory of its own, which goes with it, whatever a killed MPI leaves there."""
 
 
 class Cluster:
@@ -78,7 +80,10 @@ class Cluster:
         programs = [name for name in PROGRAMS if shutil.which(name) is None]
         if programs:
             return f"there is no {programs[0]}; on Debian: apt-get install -y --no-install-recommends {PACKAGES}"
-        return "" if os.geteuid() == 0 else "Slurm's daemons run jobs of any user, so they need root"
+        if os.geteuid():
+            return "Slurm's daemons run jobs of any user, so they need root"
+        made = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)
+        return f"no mount namespace can be made ({made.stderr.strip()})" if made.returncode else ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -95,8 +100,8 @@ class Cluster:
             self._until((self.folder / "munge.socket").is_socket, "munged listens")
             self._start("slurmctld", "-D", "-c")
             for i in range(self.nodes):
-                self._start("slurmd", "-D", "-N", f"n{i + 1}")
-            self._until(lambda: self.idle() == self.nodes, "all nodes are idle")
+                self._start("unshare", "--mount", "sh", "-c", NODE, f"n{i + 1}")
+            self._until(lambda: len(self.idle()) == self.nodes, "all nodes are idle")
         except BaseException:
             self.__exit__()
             raise
@@ -105,7 +110,7 @@ class Cluster:
     def __exit__(self, *_: Any) -> None:
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             for job in self.command("squeue", "-h", "-o", "%A").split():
-                self.command("scancel", job)
+                self.command("scancel", "--signal=KILL", "--full", job)
             self._until(lambda: not self.command("squeue", "-h").strip(), "the queue is empty", END_S)
         for daemon in reversed(self._daemons):
             daemon.terminate()
@@ -130,11 +135,11 @@ class Cluster:
             raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
         return done.stdout
 
-    def idle(self) -> int:
-        """How many nodes have no job."""
+    def idle(self) -> set[str]:
+        """The nodes without a job."""
         with contextlib.suppress(subprocess.CalledProcessError):
-            return len(self.command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
-        return 0
+            return set(self.command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())
+        return set()
 
     def job(self, number: int) -> dict[str, str]:
         """What scontrol shows of a job, by its names."""

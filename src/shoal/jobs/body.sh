@@ -20,7 +20,7 @@ warned=0 ended=0 signalled=0
 trap 'warned=1 signalled=1; : > "$run/stop"' USR1 USR2 URG
 trap 'ended=1 signalled=1; : > "$run/stop"' TERM INT
 
-written() { wc -c < "$run/run.jsonl" 2>/dev/null || echo 0; }
+written() { { wc -c < "$run/run.jsonl"; } 2>/dev/null || echo 0; }
 
 train() { # sets `status`
   (trap '' USR1 USR2 URG TERM INT; launch) &
@@ -39,6 +39,9 @@ train() { # sets `status`
 
 environment || leave 1 "the environment could not be set up"
 stage || leave 1 "the environment could not be staged on the nodes"
+preflight || leave 2 "the launcher cannot start these ranks: the reason is above"
+SHOAL_END_TIME=$(end_time)
+export SHOAL_END_TIME
 set -u
 restarts=0 launcher_failed=0
 while :; do
@@ -49,7 +52,12 @@ while :; do
       rm -f -- "$run/link"
       leave 0 "done"
       ;;
-    99) break ;;
+    99)
+      fewer=$(cat -- "$run/nodes" 2>/dev/null)
+      [ -n "$fewer" ] && [ "$warned$ended" = 00 ] || break
+      say "status 99: going on with the $fewer nodes that are enough"
+      give_back "$fewer"
+      ;;
     75)
       [ "$warned$ended" = 00 ] && [ "$restarts" -lt "$max_restarts" ] || break
       restarts=$((restarts + 1))
