@@ -24,6 +24,7 @@ from shoal.data.sets import DataSet, from_arrays, open_set
 from shoal.errors import InputError
 from shoal.model.layer import Layer
 from shoal.record.progress import Progress
+from shoal.record.recorder import OnEvent
 from shoal.run import Request, Result, run
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -58,29 +59,29 @@ def train(
     Raises InputError on all ranks alike, and Stopped after a stop request was honoured.
     """
     life = lifeline.start()
-    from mpi4py import MPI
-
-    world, line = World(MPI.COMM_WORLD, numpy_backend()), None
+    world, lines = World(life.comm, numpy_backend(), recovers=life.recovers), list[Progress]()
     try:
         here = allocation.read(os.environ)
         allocation.check_joined(here, world.size, world.library)
         config, data_set = _agreed(world, lambda: _input(model, data, learners, averaging, learning_rate, options))
-        listeners = [on_event] if on_event else []
-        if progress and world.is_master:
-            line = Progress(config.train.epochs, sys.stdout)
-            listeners.append(line.on_event)
+
+        def listen() -> list[OnEvent]:
+            if progress:
+                lines.append(Progress(config.train.epochs, sys.stdout))
+            return [*([on_event] if on_event else []), *(line.on_event for line in lines)]
+
         net = model if isinstance(model, Layer) else None
         directory = Path(out) if out is not None else None
-        request = Request(config, directory, resume, data=data_set, net=net, listeners=listeners, here=here)
+        request = Request(config, directory, resume, data=data_set, net=net, listen=listen, here=here)
         result = run(world, request, life.stop_requested)
     except errors.ShoalError as error:
         if error.agreed:
-            world.close()
+            life.comm = world.close()
         raise
     finally:
-        if line:
+        for line in lines:
             line.close()
-    world.close()
+    life.comm = world.close()
     if result.status == errors.STOPPED:
         raise errors.Stopped(f"stopped on request ({result.reason}) with a checkpoint; resume=True goes on")
     return result

@@ -166,6 +166,8 @@ class Run(_Section, frozen=True):
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
+    heartbeat_s: Rate = 1.0
+    """a rank that is stopped or stuck in the kernel for three of these is excluded, where recovery is possible"""
     checkpoint_epochs: Amount = 1.0
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2

@@ -25,9 +25,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
     """
     life = lifeline.start(stop_file)
     try:
-        from mpi4py import MPI
-
-        world = World(MPI.COMM_WORLD, numpy_backend())
+        world = World(life.comm, numpy_backend(), recovers=life.recovers)
         try:
             allocation.check_joined(allocation.read(os.environ), world.size, world.library)
             status = work(world, life)
@@ -38,6 +36,8 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
             if world.is_master:
                 print(f"shoal: {error}", file=sys.stderr, flush=True)
         world.close()
+    except errors.RankLost as lost:
+        life.abandon(lost)
     except BaseException as error:
         life.fail(error)
-    life.leave(status)
+    life.leave(status, world.is_master)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.config import from_tree
 from shoal.elastic.plan import make_plan
-from shoal.elastic.stopping import Deadline, NodesNeeded
+from shoal.elastic.stopping import Deadline, nodes_needed
 
 
 class Clock:
@@ -61,8 +61,7 @@ def _needed(schedule: str, node_of: tuple[int, ...]) -> list[int]:
     plan = make_plan(from_tree({"train": {"epochs": 4}, "learners": {"schedule": schedule}}, "test"), 1000)
     order: Any = sorted(range(len(node_of)), key=lambda rank: (node_of[rank], rank))
     world: Any = SimpleNamespace(order=order, node_of=node_of)
-    nodes = NodesNeeded(plan, world)
-    return [nodes.at(1000 * epoch) for epoch in range(4)]
+    return [nodes_needed(plan, 1000 * epoch, world) for epoch in range(4)]
 
 
 @pytest.mark.parametrize(

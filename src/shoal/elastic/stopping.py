@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
 
 from shoal.comm.group import ranks_for
 from shoal.comm.world import World
@@ -42,14 +41,8 @@ class Deadline:
         return f"the job ends in {left_s:.0f} s; a round, a checkpoint and run.stop_margin_s may take {needed_s:.0f} s"
 
 
-class NodesNeeded:
-    """How many nodes of the world the plan still has learners for."""
-
-    def __init__(self, plan: Plan, world: World) -> None:
-        order, node_of = world.order, world.node_of
-        now = [len({node_of[rank] for rank in ranks_for(stage.learners, order)}) for stage in plan.stages]
-        self._plan, self._from_now_on = plan, list(accumulate(reversed(now), max))[::-1]
-
-    def at(self, position: int) -> int:
-        """From the stage of this position (in samples) to the end."""
-        return self._from_now_on[self._plan.stages.index(self._plan.at(position))]
+def nodes_needed(plan: Plan, position: int, world: World) -> int:
+    """How many nodes of the world have learners in the stage of this position (in samples) or in a later one."""
+    left = plan.stages[plan.stages.index(plan.at(position)) :]
+    ranks = max((ranks_for(stage.learners, world.order) for stage in left), key=len)
+    return len({world.node_of[rank] for rank in ranks})
