@@ -108,10 +108,6 @@ class Cluster:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        with contextlib.suppress(subprocess.SubprocessError, OSError):
-            for job in self.command("squeue", "-h", "-o", "%A").split():
-                self.command("scancel", "--signal=KILL", "--full", job)
-            self._until(lambda: not self.command("squeue", "-h").strip(), "the queue is empty", END_S)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
