@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test lint unit mpi program test-slurm bench bench-peers clean
+.PHONY: help venv demo test lint unit mpi program test-slurm golden bench bench-peers clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ program: $(READY)
 
 test-slurm: $(READY) .venv-mpich/.ready  ## batch jobs on a real Slurm of emulated nodes; needs root and its packages
 	$(BIN)/python -m pytest -rs tests/slurm
+
+golden: $(READY)  ## renew jobs/rendered: the batch script of every machine
+	$(BIN)/python tests/unit/test_rendered.py
 
 bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
 	$(BIN)/python bench/compare.py

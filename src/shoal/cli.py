@@ -252,6 +252,8 @@ _JOB = (
     click.option("--qos"),
     click.option("-C", "--constraint"),
     click.option("--reservation"),
+    click.option("--launcher", type=click.Choice(["srun", "jsrun", "mpiexec"]), help="Instead of the machine's."),
+    click.option("--mpi", "plugin", help="srun --mpi=, instead of the machine's."),
     click.option("--stage", help="A .tar of the Python environment, unpacked on each node's own disk."),
     click.option("--python", default=sys.executable, help="The interpreter there. Default: the one that runs this."),
     click.option("--directive", "directives", multiple=True, help="One more, e.g. --mail-type=END."),

@@ -20,7 +20,7 @@ warned=0 ended=0 signalled=0
 trap 'warned=1 signalled=1; : > "$run/stop"' USR1 USR2 URG
 trap 'ended=1 signalled=1; : > "$run/stop"' TERM INT
 
-written() { { wc -c < "$run/run.jsonl"; } 2>/dev/null || echo 0; }
+written() { stat -c %s -- "$run/run.jsonl" 2>/dev/null || echo 0; }
 
 train() { # sets `status`
   (trap '' USR1 USR2 URG TERM INT; launch) &
@@ -42,7 +42,8 @@ stage || leave 1 "the environment could not be staged on the nodes"
 preflight || leave 2 "the launcher cannot start these ranks: the reason is above"
 SHOAL_END_TIME=$(end_time)
 export SHOAL_END_TIME
-set -u
+[ "${#LD_LIBRARY_PATH}" -gt 4096 ] && say "LD_LIBRARY_PATH is very long, which can double the time that ranks take to start"
+set -u # modules are not written for it
 restarts=0 launcher_failed=0
 while :; do
   before=$(written)
@@ -86,5 +87,6 @@ fi
 link=$((link + 1))
 { echo "$link" > "$run/link.new" && mv -- "$run/link.new" "$run/link"; } || leave 1 "$run/link cannot be written"
 say "status $status: going on by $after_limit ($link of $max_links)"
+status=0 # go_on may change it
 go_on || leave 1 "the scheduler did not take the next link"
-exit 0
+exit "$status"

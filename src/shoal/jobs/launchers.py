@@ -22,7 +22,8 @@ def once_a_node(batch: Batch) -> list[str]:
     """What starts one process on each node."""
     nodes = batch.nodes
     if batch.machine.launch.program == "jsrun":
-        return ["jsrun", *_resource_sets(nodes, 1, 1, 0), "--bind=none"]
+        rest = ["--bind=none", "--launch_distribution=packed", "--latency_priority=cpu-cpu"]
+        return [*_resource_sets(nodes, 1, 1, 1, 0), *rest]
     return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
 
 
@@ -31,7 +32,7 @@ def preflight(batch: Batch) -> list[str]:
     launch = batch.machine.launch
     if launch.program != "srun" or batch.spec.ranks == 1:
         return [":"]
-    return [f'"$python" -m shoal preflight --mpi={shlex.quote(launch.plugin)}']
+    return [f'"$python" -m shoal preflight{f" --mpi={launch.plugin}" if launch.plugin else ""}']
 
 
 def size(batch: Batch) -> tuple[str, str]:
@@ -63,13 +64,12 @@ def _srun(batch: Batch) -> list[str]:
 
 
 def _jsrun(batch: Batch) -> list[str]:
-    """One resource set a rank, or (all devices visible) one a node. jsrun's own defaults are never relied on."""
+    """One resource set a rank, or (all devices visible) one a node."""
     spec, launch = batch.spec, batch.machine.launch
     sets, tasks = (spec.ranks, 1) if launch.gpus == "one" else (batch.nodes, spec.ranks_per_node)
-    cores, gpus = tasks * spec.cores_per_rank, tasks * spec.gpus_per_rank
+    gpus = tasks * spec.gpus_per_rank
     return [
-        "jsrun",
-        *_resource_sets(sets, tasks, cores, gpus, spec.ranks_per_node // tasks),
+        *_resource_sets(sets, spec.ranks_per_node // tasks, tasks, tasks * spec.cores_per_rank, gpus),
         f"--bind=packed:{spec.cores_per_rank}",
         f"--launch_distribution={launch.distribution or 'packed'}",
         f"--latency_priority={launch.latency_priority or 'cpu-cpu'}",
@@ -79,13 +79,15 @@ def _jsrun(batch: Batch) -> list[str]:
     ]
 
 
-def _resource_sets(sets: int, tasks: int, cores: int, gpus: int, per_host: int = 1) -> list[str]:
+def _resource_sets(sets: int, per_host: int, tasks: int, cores: int, gpus: int) -> list[str]:
+    """What jsrun has defaults for that differ between sites, so all of it is said."""
     return [
+        "jsrun",
         f"--nrs={sets}",
+        f"--rs_per_host={per_host}",
         f"--tasks_per_rs={tasks}",
         f"--cpu_per_rs={cores}",
         f"--gpu_per_rs={gpus}",
-        f"--rs_per_host={per_host}",
     ]
 
 

@@ -23,7 +23,7 @@ def directives(batch: Batch) -> list[str]:
         size = [f"-nnodes {batch.nodes}"]
     else:
         size = [f"-n {spec.ranks}", f'-R "span[ptile={spec.ranks_per_node}]"']
-    named = {"-P": spec.account, "-q": spec.queue, "-U": spec.reservation}
+    named = {request.account_option: spec.account, "-q": spec.queue, "-U": spec.reservation}
     return [
         f"-J {_quoted(spec.name)}",
         *size,
@@ -39,9 +39,9 @@ def directives(batch: Batch) -> list[str]:
 
 
 def functions(batch: Batch) -> list[str]:
-    """What the script does to go on. LSF itself puts a preempted job back."""
+    """What the script does to go on; -Q has named the status. LSF itself puts a preempted job back."""
     chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" | tee -a "$run/jobs"'
-    act = {"requeue": f"exit {STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
+    act = {"requeue": f"status={STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
     return [
         f"go_on() {{ {act}; }}",
         "preempted() { false; }",

@@ -73,6 +73,8 @@ class Request(_Table, frozen=True):
     alloc_flags: Words = ()
     """LSF with CSM: the words of -alloc_flags"""
     account: Literal["required", "optional"] = "optional"
+    account_option: str = "-P"
+    """LSF: the directive that names it"""
     queue: str = ""
     """queue or partition where none is given"""
     constraint: Words = ()
@@ -132,12 +134,12 @@ def load(name: str) -> Machine:
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(names())}, or ./YOURS.toml"
         raise InputError(f"{name} is not a known machine; {hint}")
     machine = configs.convert(configs.read_toml(path), Machine, f"machine {name}")
-    _check(machine, f"machine {name}")
+    check(machine, f"machine {name}")
     return machine
 
 
-def _check(machine: Machine, source: str) -> None:
-    """The rules that tie keys together."""
+def check(machine: Machine, source: str) -> None:
+    """The rules that tie keys together. Raises InputError."""
     launch, scheduler = machine.launch, machine.scheduler
     if machine.limits.time is not None:
         parse_time(machine.limits.time)
@@ -146,6 +148,14 @@ def _check(machine: Machine, source: str) -> None:
         (
             scheduler not in homes[launch.program],
             f'launch.program = "{launch.program}" does not start ranks under {scheduler}; take mpiexec',
+        ),
+        (
+            launch.program == "jsrun" and machine.request.nodes != "nnodes",
+            'launch.program = "jsrun" needs whole nodes, and request.nodes is "slots"; set it to "nnodes"',
+        ),
+        (
+            bool(launch.plugin) and launch.program != "srun",
+            f'launch.plugin = "{launch.plugin}" is for srun, and launch.program is "{launch.program}"; leave it out',
         ),
         (
             scheduler == "lsf" and "TMPDIR" in machine.environment,

@@ -29,7 +29,6 @@ BODY = Path(__file__).with_name("body.sh")
 SCRIPT = "job.sh"
 """its name in the run directory"""
 _MARK = "#: "
-_ENVIRONMENT = "shoal-environment"
 
 
 def render(batch: Batch) -> str:
@@ -88,11 +87,11 @@ def _spec_lines(spec: JobSpec) -> list[str]:
 
 
 def _settings(batch: Batch) -> list[str]:
-    spec = batch.spec
-    python = f'"$local_disk/{_ENVIRONMENT}/bin/python"' if spec.stage else shlex.quote(spec.python)
+    spec, disk = batch.spec, batch.machine.staging.folder
+    python = '"$staged/bin/python"' if spec.stage else shlex.quote(spec.python)
     return [
-        *([f"local_disk={_expanded(batch.machine.staging.folder)}"] if spec.stage else []),
         f"run={shlex.quote(spec.out)}",
+        *([f"staged={_expanded(f'{disk}/shoal-environment')}"] if spec.stage else []),
         f"python={python}",
         f"after_limit={spec.after_limit}",
         f"max_links={spec.max_links}",
@@ -122,17 +121,10 @@ def _environment(batch: Batch) -> list[str]:
 
 def _stage(batch: Batch) -> list[str]:
     """The archive is unpacked once on each node; the launcher passes the worst exit status on."""
-    spec = batch.spec
-    if not spec.stage:
+    if not batch.spec.stage:
         return [":"]
-    unpack = 'rm -rf "$1" && mkdir -p "$1" && tar -xf "$0" -C "$1" && test -x "$1/bin/python"'
-    return [
-        f"local archive={shlex.quote(spec.stage)}",
-        '[ -r "$archive" ] || { echo "$archive cannot be read"; return 1; }',
-        " \\\n    ".join(
-            [*launchers.once_a_node(batch), f'bash -c \'{unpack}\' "$archive" "$local_disk/{_ENVIRONMENT}"']
-        ),
-    ]
+    unpack = f'tar -xf {shlex.quote(batch.spec.stage)} --recursive-unlink --one-top-level="$staged"'
+    return [_broken([*launchers.once_a_node(batch), unpack])]
 
 
 def _launch(batch: Batch) -> list[str]:

@@ -48,10 +48,12 @@ def directives(batch: Batch) -> list[str]:
 
 def functions(batch: Batch) -> list[str]:
     """What the script does to go on. A preempted job is told to end like a cancelled one, but still runs."""
-    chain = (
-        'sbatch --parsable --dependency=afterany:"$SLURM_JOB_ID" --kill-on-invalid-dep=yes "$run/job.sh" >> "$run/jobs"'
-    )
-    act = {"requeue": 'scontrol requeue "$SLURM_JOB_ID"', "chain": chain, "none": "false"}[batch.spec.after_limit]
+    after = '--dependency=afterany:"$SLURM_JOB_ID" --kill-on-invalid-dep=yes'
+    act = {
+        "requeue": 'scontrol requeue "$SLURM_JOB_ID"',
+        "chain": f'sbatch --parsable {after} "$run/job.sh" >> "$run/jobs"',
+        "none": "false",
+    }[batch.spec.after_limit]
     return [
         f"go_on() {{ {act}; }}",
         'preempted() { [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }',

@@ -7,28 +7,23 @@ from itself. `place` puts it on a machine; a job that does not fit is refused th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shoal import config as configs
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
-from shoal.jobs.machine import Machine, Node, load
+from shoal.jobs.machine import Machine, Node, check, load
 from shoal.jobs.times import parse_time
 
 TIME_S, GRACE_S = 3600, 240
 MIN_GRACE_S = 60
-"""Slurm's clock is that coarse, and LSF counts in minutes."""
-
-Rule = tuple[bool, str]
-"""whether it is broken, and the sentence that says so"""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Slurm may warn up to a minute early, and LSF counts in minutes."""
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,6 +69,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     skip: tuple[str, ...] = ()
     """options of the scheduler to leave out, e.g. --signal"""
     setup: tuple[str, ...] = ()
+    launcher: Literal["", "srun", "jsrun", "mpiexec"] = ""
+    """instead of the machine's"""
+    plugin: str = ""
+    """srun --mpi=, instead of the machine's"""
 
 
 @dataclass(frozen=True)
@@ -130,15 +129,17 @@ def ask(machine: str, config: Path, out: Path | None = None, **chosen: Any) -> B
 
 def place(machine: Machine, spec: JobSpec) -> Batch:
     """The job on the machine, or InputError if it does not fit there."""
-    batch = Batch(machine, spec)
-    for broken, sentence in (
-        *_text_rules(spec),
-        *_layout_rules(batch),
-        *_time_rules(batch),
-        *_scheduler_rules(batch),
-    ):
-        if broken:
-            raise InputError(sentence)
+    launch = machine.launch
+    if spec.launcher:
+        launch = replace(launch, program=spec.launcher, options=())
+    if spec.plugin:
+        launch = replace(launch, plugin=spec.plugin)
+    batch = Batch(replace(machine, launch=launch), spec)
+    check(batch.machine, f"{spec.machine} with launcher {launch.program}")
+    _check_texts(spec)
+    _check_layout(batch)
+    _check_time(batch)
+    _check_scheduler(batch)
     return batch
 
 
@@ -157,116 +158,99 @@ def _laid_out(node: Node, layout: Layout, learners: int, threads: int) -> dict[s
     return {"ranks": ranks, "ranks_per_node": min(per_node, ranks), "cores_per_rank": cores, "gpus_per_rank": gpus}
 
 
-def _text_rules(spec: JobSpec) -> Iterator[Rule]:
+def _refuse(broken: bool, sentence: str) -> None:
+    if broken:
+        raise InputError(sentence)
+
+
+def _check_texts(spec: JobSpec) -> None:
     for name, value in msgspec.to_builtins(spec).items():
         for text in value if isinstance(value, (list, tuple)) else [value]:
-            bad = isinstance(text, str) and _CONTROL.search(text)
-            yield (
-                bool(bad),
-                f"{name} = {text!r} has a control character, which no line of a script can hold; leave it out",
-            )
-    yield (
+            control = isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text)
+            _refuse(bool(control), f"{name} = {text!r} has a control character, which no line can hold; leave it out")
+    _refuse(
         "%" in spec.out or "\\" in spec.out,
-        (
-            f"the run directory {spec.out} has a % or a backslash, which schedulers replace in a log's name; take another"
-        ),
+        f"the run directory {spec.out} has a % or a \\, which schedulers replace in the name of a log; take another",
     )
-    lost = [line for line in spec.directives if not re.match(r"-{1,2}\w", line)]
-    yield (
-        bool(lost),
-        f"the directive {''.join(lost[:1])!r} does not start with a dash; write it as e.g. --mail-type=END",
-    )
+    for line in spec.directives:
+        _refuse(
+            not re.match(r"--?[A-Za-z]", line),
+            f"the directive {line!r} does not begin with an option; write it as e.g. --mail-type=END",
+        )
 
 
-def _layout_rules(batch: Batch) -> Iterator[Rule]:
+def _check_layout(batch: Batch) -> None:
     machine, spec = batch.machine, batch.spec
-    node, per_node, limit = machine.node, spec.ranks_per_node, machine.limits.nodes
-    cores = per_node * spec.cores_per_rank
-    yield spec.ranks < 1, f"{spec.ranks} ranks cannot be started; give 1 or more (--ranks)"
-    yield spec.gpus_per_rank < 0, f"{spec.gpus_per_rank} devices a rank cannot be; give 0 or more (--gpus-per-rank)"
-    yield per_node < 1 or per_node > spec.ranks, f"{per_node} ranks a node cannot be; give 1 or more (--ranks-per-node)"
-    yield (
+    per_node, cores, limit = spec.ranks_per_node, spec.ranks_per_node * spec.cores_per_rank, machine.limits.nodes
+    node = f"a node of {spec.machine} has"
+    _refuse(min(spec.ranks, per_node) < 1, f"{spec.ranks} ranks, {per_node} a node, cannot be started; give 1 or more")
+    _refuse(spec.gpus_per_rank < 0, f"{spec.gpus_per_rank} devices a rank cannot be; give 0 or more (--gpus-per-rank)")
+    _refuse(
         spec.cores_per_rank < spec.threads,
-        (
-            f"{spec.cores_per_rank} cores a rank are fewer than its threads (run.threads = {spec.threads}); give more "
-            "(--cores-per-rank) or take fewer threads"
-        ),
+        f"{spec.cores_per_rank} cores a rank are fewer than its threads (run.threads = {spec.threads}); give more "
+        "(--cores-per-rank) or take fewer threads",
     )
-    yield (
-        cores > node.cores,
-        (
-            f"{per_node} ranks a node with {spec.cores_per_rank} cores each take {cores} cores, and a node of "
-            f"{spec.machine} has {node.cores}; give fewer (--ranks-per-node, --cores-per-rank)"
-        ),
+    _refuse(
+        cores > machine.node.cores,
+        f"{per_node} ranks a node with {spec.cores_per_rank} cores each take {cores}, and {node} {machine.node.cores}; "
+        "give fewer (--ranks-per-node, --cores-per-rank)",
     )
-    yield (
-        batch.gpus_per_node > node.gpus,
-        (
-            f"{per_node} ranks a node with {spec.gpus_per_rank} devices each take {batch.gpus_per_node} devices, and a "
-            f"node of {spec.machine} has {node.gpus}; give fewer (--ranks-per-node, --gpus-per-rank)"
-        ),
+    _refuse(
+        batch.gpus_per_node > machine.node.gpus,
+        f"{per_node} ranks a node with {spec.gpus_per_rank} devices each take {batch.gpus_per_node}, and {node} "
+        f"{machine.node.gpus}; give fewer (--ranks-per-node, --gpus-per-rank)",
     )
-    yield (
+    _refuse(
+        machine.launch.program == "jsrun" and machine.launch.gpus == "all" and spec.ranks % per_node != 0,
+        f'{spec.ranks} ranks are no multiple of {per_node} a node, and with launch.gpus = "all" jsrun fills its nodes; '
+        "give such a multiple (--ranks, --ranks-per-node)",
+    )
+    _refuse(
         limit is not None and batch.nodes > limit,
-        (
-            f"{spec.ranks} ranks at {per_node} a node take {batch.nodes} nodes, and a job on {spec.machine} "
-            f"gets at most {limit}; give fewer ranks (--ranks) or more of them a node (--ranks-per-node)"
-        ),
+        f"{spec.ranks} ranks at {per_node} a node take {batch.nodes} nodes, and a job on {spec.machine} gets at "
+        f"most {limit}; give fewer ranks (--ranks) or more of them a node (--ranks-per-node)",
     )
 
 
-def _time_rules(batch: Batch) -> Iterator[Rule]:
-    machine, spec = batch.machine, batch.spec
-    limit = machine.limits.time
-    timed = machine.scheduler != "local" or bool(spec.time_s)
-    yield timed and spec.time_s < 1, f"{spec.machine} gives no job without a time limit; give one (--time)"
-    yield (
+def _check_time(batch: Batch) -> None:
+    spec, limit = batch.spec, batch.machine.limits.time
+    if batch.machine.scheduler == "local" and not spec.time_s:
+        return
+    _refuse(
         limit is not None and spec.time_s > parse_time(limit),
-        (
-            f"the time, {spec.time_s} s, is longer than a job on {spec.machine} gets ({limit}); give less (--time) and let "
-            "it go on after its limit (--after-limit)"
-        ),
+        f"{spec.time_s} s are longer than a job on {spec.machine} may run ({limit}); give less (--time) and let it go "
+        "on after its limit (--after-limit)",
     )
-    yield (
-        timed and not MIN_GRACE_S <= spec.grace_s < spec.time_s,
-        (
-            f"the grace, {spec.grace_s} s, must be at least {MIN_GRACE_S} s (a scheduler's clock is coarse) and shorter "
-            f"than the time, {spec.time_s} s; give another (--grace, --time)"
-        ),
+    _refuse(
+        not MIN_GRACE_S <= spec.grace_s < spec.time_s,
+        f"the grace, {spec.grace_s} s, must be {MIN_GRACE_S} s or more (schedulers count in minutes) and shorter than "
+        f"the job's {spec.time_s} s; give another (--grace, --time)",
     )
 
 
-def _scheduler_rules(batch: Batch) -> Iterator[Rule]:
+def _check_scheduler(batch: Batch) -> None:
     machine, spec = batch.machine, batch.spec
-    program, scheduler = machine.launch.program, machine.scheduler
+    launch, scheduler, on = machine.launch, machine.scheduler, f"on {spec.machine}"
     unknown = {"lsf": ("qos", "constraint"), "local": ("account", "queue", "qos", "constraint", "reservation")}
-    given = [name for name in unknown.get(scheduler, ()) if getattr(spec, name)]
-    yield (
-        bool(given),
-        (
-            f"{' and '.join(given)} cannot be asked of {spec.machine}, whose scheduler ({scheduler}) does not know it; leave "
-            "it out"
-        ),
-    )
-    yield (
+    given = " and ".join(name for name in unknown.get(scheduler, ()) if getattr(spec, name))
+    _refuse(bool(given), f"{given} cannot be chosen {on} (scheduler: {scheduler}); leave it out")
+    _refuse(
         machine.request.account == "required" and not spec.account,
-        (f"{spec.machine} charges every job to an account, and none is given; give one (--account)"),
+        f"a job {on} needs an account to charge; give one (--account)",
     )
-    yield (
-        spec.recovery and program == "jsrun",
-        (
-            f"recovery is on, and jsrun, which starts the ranks on {spec.machine}, ends all when one dies; leave "
-            "--recovery out"
-        ),
+    _refuse(
+        spec.recovery and launch.program == "jsrun",
+        f"recovery cannot be had {on}: jsrun ends all ranks when one dies; leave --recovery out",
     )
-    yield (
-        bool(spec.stage) and program == "mpiexec" and scheduler == "lsf",
-        (
-            f"the environment cannot be staged on {spec.machine}: mpiexec under LSF cannot run once on each node; leave --stage "
-            "out"
-        ),
+    _refuse(
+        spec.recovery and launch.program == "mpiexec" and launch.mpi not in ("openmpi", ""),
+        f"recovery cannot be had {on}: of the MPIs that mpiexec starts only Open MPI has it; leave --recovery out",
     )
-    yield (
+    _refuse(
+        bool(spec.stage) and launch.program == "mpiexec" and scheduler != "slurm",
+        f"--stage cannot be had {on}: nothing there runs once on each node; leave it out",
+    )
+    _refuse(
         scheduler == "lsf" and any(re.search(r"\bTMPDIR=", line) for line in spec.setup),
-        ("a setup line sets TMPDIR, which breaks jsrun under LSF; leave it out"),
+        "a setup line sets TMPDIR, which breaks jsrun under LSF; leave it out",
     )
