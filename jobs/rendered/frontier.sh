@@ -61,6 +61,10 @@ stage() {
     tar -xf environment.tar --recursive-unlink --one-top-level="$staged"
 }
 
+preflight() {
+  "$python" -m shoal preflight
+}
+
 launch() {
   exec srun \
     --nodes=2 \
@@ -78,6 +82,10 @@ launch() {
 
 go_on() { sbatch --parsable --dependency=afterany:"$SLURM_JOB_ID" --kill-on-invalid-dep=yes "$run/job.sh" >> "$run/jobs"; }
 preempted() { [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }
+end_time() {
+  local end; end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)
+  { [ -n "$end" ] && date -d "$end" +%s 2>/dev/null; } || echo $(($(date +%s) + 7200))
+}
 
 # From here on the script is the same for every job. A run ends with 0 (and the file DONE), 2 (bad input), 75 (try
 # again) or 99 (stopped in time, there is more to do); anything else is a failure.
@@ -120,6 +128,9 @@ train() { # sets `status`
 
 environment || leave 1 "the environment could not be set up"
 stage || leave 1 "the environment could not be staged on the nodes"
+preflight || leave 2 "the launcher cannot start these ranks: the reason is above"
+SHOAL_END_TIME=$(end_time)
+export SHOAL_END_TIME
 [ "${#LD_LIBRARY_PATH}" -gt 4096 ] && say "LD_LIBRARY_PATH is very long, which can double the time that ranks take to start"
 set -u # modules are not written for it
 restarts=0 launcher_failed=0
@@ -131,7 +142,12 @@ while :; do
       rm -f -- "$run/link"
       leave 0 "done"
       ;;
-    99) break ;;
+    99)
+      fewer=$(cat -- "$run/nodes" 2>/dev/null)
+      [ -n "$fewer" ] && [ "$warned$ended" = 00 ] || break
+      say "status 99: going on with the $fewer nodes that are enough"
+      give_back "$fewer"
+      ;;
     75)
       [ "$warned$ended" = 00 ] && [ "$restarts" -lt "$max_restarts" ] || break
       restarts=$((restarts + 1))

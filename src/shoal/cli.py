@@ -302,6 +302,15 @@ def cancel(directory: Path) -> None:
 
 
 @commands.command()
+@click.option("--mpi", "plugin", default="", help="As srun has it. Default: the site's.")
+def preflight(plugin: str) -> None:
+    """Whether srun and mpi4py's MPI understand each other; batch scripts ask before they start ranks."""
+    from shoal.jobs.preflight import check_srun
+
+    click.echo(check_srun(plugin))
+
+
+@commands.command()
 def info() -> None:
     """MPI, backend, kernels, threads, devices: what is used and why."""
     from shoal.jobs import start

@@ -172,6 +172,10 @@ class Run(_Section, frozen=True):
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2
     """checkpoints kept"""
+    stop_margin_s: Amount = 60.0
+    """before the end of its batch job, a run stops with a checkpoint; so long before, besides what a round takes"""
+    give_back_nodes: bool = False
+    """in a Slurm job: release whole nodes that the rest of the schedule has no learners for, by a restart on fewer"""
 
 
 class Config(_Section, frozen=True):

@@ -39,6 +39,9 @@ train() { # sets `status`
 
 environment || leave 1 "the environment could not be set up"
 stage || leave 1 "the environment could not be staged on the nodes"
+preflight || leave 2 "the launcher cannot start these ranks: the reason is above"
+SHOAL_END_TIME=$(end_time)
+export SHOAL_END_TIME
 [ "${#LD_LIBRARY_PATH}" -gt 4096 ] && say "LD_LIBRARY_PATH is very long, which can double the time that ranks take to start"
 set -u # modules are not written for it
 restarts=0 launcher_failed=0
@@ -50,7 +53,12 @@ while :; do
       rm -f -- "$run/link"
       leave 0 "done"
       ;;
-    99) break ;;
+    99)
+      fewer=$(cat -- "$run/nodes" 2>/dev/null)
+      [ -n "$fewer" ] && [ "$warned$ended" = 00 ] || break
+      say "status 99: going on with the $fewer nodes that are enough"
+      give_back "$fewer"
+      ;;
     75)
       [ "$warned$ended" = 00 ] && [ "$restarts" -lt "$max_restarts" ] || break
       restarts=$((restarts + 1))

@@ -27,19 +27,22 @@ def once_a_node(batch: Batch) -> list[str]:
     return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
 
 
-def checks(batch: Batch) -> list[str]:
-    """Commands that fail where the launcher cannot start this MPI."""
-    plugin = batch.machine.launch.plugin
-    if not plugin:
-        return []
-    return [
-        f"srun --mpi=list 2>&1 | grep -qw -- {plugin} || "
-        f'{{ echo "srun has no --mpi={plugin}; srun --mpi=list names what it has"; return 1; }}'
-    ]
+def preflight(batch: Batch) -> list[str]:
+    """Commands that fail where the launcher cannot start this MPI; `shoal launch` finds that out by itself."""
+    launch = batch.machine.launch
+    if launch.program != "srun" or batch.spec.ranks == 1:
+        return [":"]
+    return [f'"$python" -m shoal preflight{f" --mpi={launch.plugin}" if launch.plugin else ""}']
+
+
+def size(batch: Batch) -> tuple[str, str]:
+    """Nodes and ranks, as the launcher is told: they are variables of the script where it may give nodes back."""
+    return ('"$nodes"', '"$ranks"') if batch.spec.give_back_nodes else (str(batch.nodes), str(batch.spec.ranks))
 
 
 def _srun(batch: Batch) -> list[str]:
     spec, launch = batch.spec, batch.machine.launch
+    nodes, ranks = size(batch)
     named = {
         "mpi": launch.plugin,
         "cpu-bind": launch.cpu_bind,
@@ -49,8 +52,8 @@ def _srun(batch: Batch) -> list[str]:
     }
     return [
         "srun",
-        f"--nodes={batch.nodes}",
-        f"--ntasks={spec.ranks}",
+        f"--nodes={nodes}",
+        f"--ntasks={ranks}",
         f"--ntasks-per-node={spec.ranks_per_node}",
         f"--cpus-per-task={spec.cores_per_rank}",
         *(f"--{option}={value}" for option, value in named.items() if value),
@@ -100,7 +103,7 @@ def _mpiexec(batch: Batch) -> list[str]:
     if batch.machine.scheduler == "local" and spec.time_s:
         limit = ["timeout", "--preserve-status", "--signal=HUP", f"--kill-after={spec.grace_s}"]
         limit.append(str(spec.time_s - spec.grace_s))
-    return [*limit, *_rank(batch, "launch", f"-n {spec.ranks}", *ulfm, *extra)]
+    return [*limit, *_rank(batch, "launch", f"-n {size(batch)[1]}", *ulfm, *extra)]
 
 
 def _rank(batch: Batch, command: str, *options: str) -> list[str]:

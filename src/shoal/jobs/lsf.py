@@ -42,7 +42,11 @@ def functions(batch: Batch) -> list[str]:
     """What the script does to go on; -Q has named the status. LSF itself puts a preempted job back."""
     chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" | tee -a "$run/jobs"'
     act = {"requeue": f"status={STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
-    return [f"go_on() {{ {act}; }}", "preempted() { false; }"]
+    return [
+        f"go_on() {{ {act}; }}",
+        "preempted() { false; }",
+        f"end_time() {{ echo $(($(date +%s) + {batch.spec.time_s})); }}",
+    ]
 
 
 def submit(script: Path, log: Path) -> str:

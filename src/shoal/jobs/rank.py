@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from shoal import allocation
 from shoal import config as configs
+from shoal.allocation import Allocation
 from shoal.comm.lifeline import Lifeline
 from shoal.comm.world import World
 from shoal.config import Config
@@ -33,7 +36,8 @@ def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, 
             return [lines[0].on_event]
 
         try:
-            result = run(world, Request(config, directory, resume, listen=listen), life.stop_requested)
+            request = Request(config, directory, resume, listen=listen, here=allocation.read(os.environ))
+            result = run(world, request, life.stop_requested)
         finally:
             for line in lines:
                 line.close()
@@ -65,7 +69,8 @@ def sweep(path: Path, out: Path | None) -> NoReturn:
     """One rank of a sweep. Collective."""
 
     def work(world: World, life: Lifeline) -> int:
-        return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True))
+        ends = Allocation(end_time_s=allocation.read(os.environ).end_time_s)
+        return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True), ends)
 
     be_a_rank(work, _stop_file_of_sweep(path, out))
 

@@ -3,7 +3,7 @@
     directives      what the scheduler reads
     #: ...          the JobSpec, so that `parse` and `render` make the same script again
     settings        run, python, after_limit, max_links, max_restarts
-    functions       environment, stage, launch, go_on, preempted
+    functions       environment, stage, preflight, launch, end_time, go_on, preempted, give_back
     body.sh         waits, forwards the warning, and sees to it that the run goes on
 
 Pure functions of a Batch: nothing here needs MPI, a cluster or a GPU.
@@ -39,6 +39,7 @@ def render(batch: Batch) -> str:
         _settings(batch),
         _function("environment", _environment(batch)),
         _function("stage", _stage(batch)),
+        _function("preflight", launchers.preflight(batch)),
         _function("launch", _launch(batch)),
         SCHEDULERS[batch.machine.scheduler].functions(batch),
     ]
@@ -115,7 +116,6 @@ def _environment(batch: Batch) -> list[str]:
         *machine.setup,
         *spec.setup,
         *(f"export {name}={_expanded(value)}" for name, value in variables.items()),
-        *launchers.checks(batch),
     ]
 
 

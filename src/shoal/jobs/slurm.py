@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from shoal.jobs.command import FORGOTTEN, SchedulerError, State, ask, tell
-from shoal.jobs.spec import Batch
+from shoal.jobs.spec import Batch, JobSpec
 from shoal.jobs.times import slurm_time
 
 PREFIX = "#SBATCH"
@@ -57,6 +57,35 @@ def functions(batch: Batch) -> list[str]:
     return [
         f"go_on() {{ {act}; }}",
         'preempted() { [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; }',
+        "end_time() {",
+        '  local end; end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)',
+        f'  {{ [ -n "$end" ] && date -d "$end" +%s 2>/dev/null; }} || echo $(($(date +%s) + {batch.spec.time_s}))',
+        "}",
+        *(_give_back(batch.spec) if batch.spec.give_back_nodes else []),
+    ]
+
+
+def _give_back(spec: JobSpec) -> list[str]:
+    """Keep so many nodes of the job. Where Slurm refuses, the run goes on with all and does not ask again; a requeued
+    job begins with all."""
+    resized = '"$run/slurm_job_${SLURM_JOB_ID}_resize'
+    return [
+        "export SHOAL_GIVES_BACK_NODES=1",
+        "sized() {",
+        f"  nodes=$1 ranks=$(($1 * {spec.ranks_per_node}))",
+        f'  [ "$ranks" -le {spec.ranks} ] || ranks={spec.ranks}',
+        "}",
+        'sized "$SLURM_JOB_NUM_NODES"',
+        "give_back() {",
+        '  if (cd -- "$run" && scontrol update JobId="$SLURM_JOB_ID" NumNodes="$1" > /dev/null); then',
+        f'    . {resized}.sh"',
+        f'    rm -f -- {resized}".{{sh,csh}}',
+        '    sized "$1"',
+        f'    export SLURM_TASKS_PER_NODE="{spec.ranks_per_node}(x$1)" # mpiexec reads it',
+        "  else",
+        "    unset SHOAL_GIVES_BACK_NODES",
+        "  fi",
+        "}",
     ]
 
 

@@ -54,6 +54,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     """how often ranks are started again in the same job, after status 75"""
     recovery: bool = False
     """the run outlives a rank, so the launcher must not end it"""
+    give_back_nodes: bool = False
+    """release nodes that the run needs no more, and start the ranks again on the others"""
     account: str = ""
     queue: str = ""
     qos: str = ""
@@ -118,6 +120,7 @@ def ask(machine: str, config: Path, out: Path | None = None, **chosen: Any) -> B
         "name": settings.name,
         "time_s": 0 if profile.scheduler == "local" else TIME_S,
         "queue": profile.request.queue,
+        "give_back_nodes": settings.run.give_back_nodes and profile.scheduler == "slurm",
     }
     paths = {"config": _path(config), "out": _path(out or configs.default_directory(settings))}
     made = {"machine": machine, "threads": threads, **paths, **_laid_out(profile.node, layout, learners, threads)}
