@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+END = "2099-01-01T00:00:00"
 PMI_PLUGINS = ("cray_shasta", "none", "pmi2")
 SLURM_TIME = re.compile(r"(\d+-\d\d:\d\d:\d\d|\d+:\d\d:\d\d)\Z")
 SBATCH = {
@@ -154,7 +155,9 @@ def sbatch(words: list[str]) -> None:
 
 
 def scontrol(words: list[str]) -> None:
-    if words[:1] == ["requeue"] and len(words) == 2 and record(words[1]):
+    if words == ["show", "config"]:
+        print("MpiDefault              = (null)")
+    elif words[:1] == ["requeue"] and len(words) == 2 and record(words[1]):
         job = words[1]
         if "--requeue" not in record(job)["options"]:
             refuse(f"Requested operation is presently disabled for job {job}")
@@ -171,7 +174,13 @@ def squeue(words: list[str]) -> None:
     if not held:
         refuse("slurm_load_jobs error: Invalid job id specified")
     if "--states" in given or held["state"] in ("PENDING", "RUNNING", "COMPLETING"):
-        fields = {"%T": held["state"], "%M": "0:01", "%l": held["options"]["--time"], "%D": held["options"]["--nodes"]}
+        fields = {
+            "%T": held["state"],
+            "%M": "0:01",
+            "%l": held["options"]["--time"],
+            "%D": held["options"]["--nodes"],
+            "%e": END,
+        }
         print(re.sub(r"%\w", lambda field: fields.get(field[0], "None"), given["--format"]))
 
 

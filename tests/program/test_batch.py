@@ -245,8 +245,7 @@ def test_the_environment_is_staged(make: Callable[[str], Cluster], config: Path,
     disk = tmp_path / "a disk"
     machine = tmp_path / "mine.toml"
     machine.write_text(
-        'about = "mine"\nscheduler = "slurm"\nnode.cores = 2\nlaunch.program = "srun"\nlaunch.plugin = "pmi2"\n'
-        f'staging.folder = "{disk}"\n'
+        f'about = "mine"\nscheduler = "slurm"\nnode.cores = 2\nlaunch.program = "srun"\nstaging.folder = "{disk}"\n'
     )
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "staged python"\nexec {jobs.SHOAL[0]} "$@"\n')
@@ -265,8 +264,8 @@ def test_the_environment_is_staged(make: Callable[[str], Cluster], config: Path,
 
 def test_an_mpi_that_srun_does_not_know(make: Callable[[str], Cluster], config: Path) -> None:
     cluster = make("slurm")
-    ended = cluster.run(_submit(cluster, config, "--mpi", "pmix")[0])
-    assert ended.status == 1 and "srun has no --mpi=pmix" in ended.output
+    ended = cluster.run(_submit(cluster, config, "--mpi", "openmpi")[0])
+    assert ended.status == 2 and "srun has no --mpi=openmpi" in ended.output
 
 
 def test_without_a_scheduler(config: Path, tmp_path: Path, undisturbed: str) -> None:
