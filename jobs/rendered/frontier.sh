@@ -14,7 +14,8 @@
 #SBATCH --open-mode=append
 #SBATCH -S 8
 #
-# Written by `shoal render`. The job that it was made of:
+# For OLCF Frontier: one 64-core EPYC (8 kept for the system) and 4 MI250X, which are 8 devices, a node.
+# Written by `shoal render`, from:
 #: machine = "frontier"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

@@ -13,7 +13,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For JSC JUWELS Booster: 2 24-core EPYC and 4 A100 a node, ParaStation MPI.
+# Written by `shoal render`, from:
 #: machine = "juwels-booster"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

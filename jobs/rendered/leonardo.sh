@@ -15,7 +15,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For CINECA Leonardo Booster: one 32-core Xeon and 4 A100 a node, Open MPI.
+# Written by `shoal render`, from:
 #: machine = "leonardo"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

@@ -1,6 +1,7 @@
 #!/bin/bash
 #
-# Written by `shoal render`. The job that it was made of:
+# For this machine, without a scheduler; the number of cores is not checked.
+# Written by `shoal render`, from:
 #: machine = "local"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

@@ -14,7 +14,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For NERSC Perlmutter, GPU nodes: one 64-core EPYC and 4 A100 a node.
+# Written by `shoal render`, from:
 #: machine = "perlmutter"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

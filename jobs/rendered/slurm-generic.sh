@@ -12,7 +12,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For any Slurm cluster of CPUs; the number of cores is a guess.
+# Written by `shoal render`, from:
 #: machine = "slurm-generic"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"

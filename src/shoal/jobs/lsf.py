@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from shoal.errors import STOPPED, InputError
-from shoal.jobs.command import FORGOTTEN, SchedulerError, State, ask, tell
+from shoal.jobs.command import FORGOTTEN, SchedulerError, State, run, tell
 from shoal.jobs.spec import Batch
 from shoal.jobs.times import lsf_minutes, lsf_time
 
@@ -40,7 +40,7 @@ def directives(batch: Batch) -> list[str]:
 
 def functions(batch: Batch) -> list[str]:
     """What the script does to go on; -Q has named the status. LSF itself puts a preempted job back."""
-    chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" | tee -a "$run/jobs"'
+    chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" >> "$run/jobs"'
     act = {"requeue": f"status={STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
     return [
         f"go_on() {{ {act}; }}",
@@ -60,7 +60,7 @@ def submit(script: Path, log: Path) -> str:
 
 def state(job: str) -> State:
     """In LSF's words."""
-    status, said = ask(["bjobs", "-noheader", "-o", "stat run_time", job])
+    status, said = run(["bjobs", "-noheader", "-o", "stat run_time", job])
     if "is not found" in said:
         return State(False, FORGOTTEN)
     if status:
