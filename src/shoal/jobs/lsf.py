@@ -40,7 +40,8 @@ def directives(batch: Batch) -> list[str]:
 
 def functions(batch: Batch) -> list[str]:
     """What the script does to go on; -Q has named the status. LSF itself puts a preempted job back."""
-    chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" >> "$run/jobs"'
+    redirect = "< " if batch.machine.request.submit == "stdin" else ""
+    chain = f'bsub -w "ended($LSB_JOBID)" {redirect}"$run/job.sh" >> "$run/jobs"'
     act = {"requeue": f"status={STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
     return [
         f"go_on() {{ {act}; }}",
@@ -49,9 +50,10 @@ def functions(batch: Batch) -> list[str]:
     ]
 
 
-def submit(script: Path, log: Path) -> str:
+def submit(batch: Batch, script: Path) -> str:
     """The job's id."""
-    said = tell(["bsub"], stdin=script)
+    as_argument = batch.machine.request.submit == "argument"
+    said = tell(["bsub", str(script)]) if as_argument else tell(["bsub"], stdin=script)
     found = re.findall(r"^Job <(\d+)> is submitted", said, re.MULTILINE)
     if not found:
         raise SchedulerError(f"bsub took {script} but named no job:\n{said.rstrip()}")

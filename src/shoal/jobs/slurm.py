@@ -89,7 +89,7 @@ def _give_back(spec: JobSpec) -> list[str]:
     ]
 
 
-def submit(script: Path, log: Path) -> str:
+def submit(batch: Batch, script: Path) -> str:
     """The job's id."""
     said = tell(["sbatch", "--parsable", str(script)])
     found = [line for line in said.splitlines() if re.fullmatch(r"\d+(;\S*)?", line.strip())]

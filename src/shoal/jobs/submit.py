@@ -34,7 +34,7 @@ def submit(batch: Batch) -> str:
             (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"the run directory {directory} cannot be written ({error.strerror}); give another") from None
-    job = str(SCHEDULERS[batch.machine.scheduler].submit(script, directory / "job.log"))
+    job = str(SCHEDULERS[batch.machine.scheduler].submit(batch, script))
     with (directory / "jobs").open("a", encoding="utf-8") as jobs:
         jobs.write(f"{job}\n")
     return job
