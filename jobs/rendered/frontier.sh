@@ -14,7 +14,8 @@
 #SBATCH --open-mode=append
 #SBATCH -S 8
 #
-# Written by `shoal render`. The job that it was made of:
+# For OLCF Frontier: one 64-core EPYC (8 kept for the system) and 4 MI250X, which are 8 devices, a node.
+# Written by `shoal render`, from:
 #: machine = "frontier"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -117,7 +118,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

@@ -13,7 +13,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For JSC JUWELS Booster: 2 24-core EPYC and 4 A100 a node, ParaStation MPI.
+# Written by `shoal render`, from:
 #: machine = "juwels-booster"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -107,7 +108,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

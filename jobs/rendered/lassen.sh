@@ -8,7 +8,8 @@
 #BSUB -wa USR2 -wt 4
 #BSUB -o runs/digits-mavg/job-%J.log
 #
-# Written by `shoal render`. The job that it was made of:
+# For LLNL Lassen: 2 POWER9 and 4 V100 a node, Spectrum MPI.
+# Written by `shoal render`, from:
 #: machine = "lassen"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -65,7 +66,7 @@ launch() {
     jobs/experiments/digits.toml
 }
 
-go_on() { bsub -w "ended($LSB_JOBID)" < "$run/job.sh" | tee -a "$run/jobs"; }
+go_on() { bsub -w "ended($LSB_JOBID)" < "$run/job.sh" >> "$run/jobs"; }
 preempted() { false; }
 end_time() { echo $(($(date +%s) + 7200)); }
 
@@ -99,7 +100,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

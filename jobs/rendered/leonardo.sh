@@ -15,7 +15,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For CINECA Leonardo Booster: one 32-core Xeon and 4 A100 a node, Open MPI.
+# Written by `shoal render`, from:
 #: machine = "leonardo"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -109,7 +110,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

@@ -1,6 +1,7 @@
 #!/bin/bash
 #
-# Written by `shoal render`. The job that it was made of:
+# For this machine, without a scheduler; the number of cores is not checked.
+# Written by `shoal render`, from:
 #: machine = "local"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -84,7 +85,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

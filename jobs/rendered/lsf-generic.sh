@@ -9,7 +9,8 @@
 #BSUB -o runs/digits-mavg/job-%J.log
 #BSUB -N
 #
-# Written by `shoal render`. The job that it was made of:
+# For any LSF cluster of CPUs; the number of cores is a guess.
+# Written by `shoal render`, from:
 #: machine = "lsf-generic"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -88,7 +89,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

@@ -12,7 +12,8 @@
 #SBATCH --output=runs/digits-mavg/job-%j.log
 #SBATCH --open-mode=append
 #
-# Written by `shoal render`. The job that it was made of:
+# For any Slurm cluster of CPUs; the number of cores is a guess.
+# Written by `shoal render`, from:
 #: machine = "slurm-generic"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -98,7 +99,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

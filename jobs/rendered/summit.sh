@@ -8,7 +8,8 @@
 #BSUB -Q "99"
 #BSUB -o runs/digits-mavg/job-%J.log
 #
-# Written by `shoal render`. The job that it was made of:
+# For OLCF Summit: 2 POWER9 and 6 V100 a node, Spectrum MPI (retired in November 2024).
+# Written by `shoal render`, from:
 #: machine = "summit"
 #: config = "jobs/experiments/digits.toml"
 #: out = "runs/digits-mavg"
@@ -109,7 +110,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

@@ -21,7 +21,6 @@ from shoal.jobs.times import lsf_minutes, lsf_time, parse_time, slurm_time
 CONFIG = Path(__file__).resolve().parents[2] / "jobs" / "experiments" / "digits.toml"
 ACCOUNT = {"account": "ABC123"}
 CLUSTERS = ["summit", "lassen", "frontier", "perlmutter", "juwels-booster", "leonardo", "slurm-generic", "lsf-generic"]
-WITHOUT_LSF = [name for name in CLUSTERS if machines.load(name).scheduler == "slurm"]
 TEXT = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" '\"\\$`#%&|;*~"), max_size=20)
 
 
@@ -83,10 +82,12 @@ def test_nodes_are_as_few_as_hold_the_ranks_and_none_is_overfull(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(CLUSTERS), st.integers(1, 64), st.integers(1, 8))
-def test_what_a_machine_leaves_open_always_fits(name: str, learners: int, learners_per_rank: int) -> None:
+@given(st.sampled_from(CLUSTERS), st.integers(1, 64), st.integers(1, 8), st.integers(1, 7) | st.none())
+def test_what_a_machine_leaves_open_always_fits(
+    name: str, learners: int, learners_per_rank: int, cores: int | None
+) -> None:
     schedule = (f"learners.schedule=0:{learners}",)
-    batch = job(name, overrides=schedule, learners_per_rank=learners_per_rank)
+    batch = job(name, overrides=schedule, learners_per_rank=learners_per_rank, cores_per_rank=cores)
     assert batch.spec.ranks == -(-learners // learners_per_rank)
     assert batch.spec.ranks_per_node * batch.spec.cores_per_rank <= batch.machine.node.cores
     assert batch.gpus_per_node <= batch.machine.node.gpus

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.errors import InputError, ShoalError
 from shoal.jobs import lsf, machine, slurm
-from shoal.jobs.spec import ask
+from shoal.jobs.render import render
+from shoal.jobs.spec import Batch, ask
 from shoal.jobs.submit import cancel, status, submit
 
 CONFIG = Path(__file__).resolve().parents[2] / "jobs" / "experiments" / "digits.toml"
@@ -38,6 +39,11 @@ def answer(folder: Path, name: str, text: str, ends: int = 0) -> None:
     """A command that writes this."""
     (folder / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {ends}\n")
     (folder / name).chmod(0o755)
+
+
+def anywhere(scheduler: ModuleType) -> Batch:
+    """A job for this scheduler."""
+    return ask("lsf-generic" if scheduler is lsf else "slurm-generic", CONFIG)
 
 
 @pytest.mark.parametrize("name", machine.names())
@@ -87,7 +93,17 @@ def test_what_a_submission_says(
 ) -> None:
     answer(commands, name, said)
     (tmp_path / "job.sh").touch()
-    assert scheduler.submit(tmp_path / "job.sh", tmp_path / "log") == job
+    assert scheduler.submit(anywhere(scheduler), tmp_path / "job.sh") == job
+
+
+def test_a_site_may_want_the_script_as_an_argument(commands: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text((machine.FOLDER / "summit.toml").read_text().replace("[request]", '[request]\nsubmit = "argument"'))
+    batch = ask(str(mine), CONFIG, account="a", after_limit="chain")
+    assert 'bsub -w "ended($LSB_JOBID)" "$run/job.sh"' in render(batch)
+    (commands / "bsub").write_text('#!/bin/sh\necho "Job <$#> is submitted to queue <batch>."\n')
+    (commands / "bsub").chmod(0o755)
+    assert lsf.submit(batch, tmp_path / "job.sh") == "1"
 
 
 @pytest.mark.parametrize(("scheduler", "name"), [(slurm, "sbatch"), (lsf, "bsub")])
@@ -98,7 +114,7 @@ def test_what_cannot_be_read_is_shown(
     answer(commands, name, "Project ABC is closed", ends)
     (tmp_path / "job.sh").touch()
     with pytest.raises(ShoalError, match="Project ABC is closed"):
-        scheduler.submit(tmp_path / "job.sh", tmp_path / "log")
+        scheduler.submit(anywhere(scheduler), tmp_path / "job.sh")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ train() { # sets `status`
   while :; do
     wait "$pid"
     status=$?
-    [ "$signalled" = 0 ] && break
+    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
     signalled=0 # a signal ended the wait, not the launcher
   done
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then

@@ -17,7 +17,7 @@ class SchedulerError(ShoalError):
     """The scheduler refused, or said something that cannot be read; the text has its own words."""
 
 
-def ask(command: Sequence[str], stdin: Path | None = None) -> tuple[int, str]:
+def run(command: Sequence[str], stdin: Path | None = None) -> tuple[int, str]:
     """Exit status, and what it wrote, standard output first. InputError if there is no such command."""
     source = subprocess.DEVNULL if stdin is None else stdin.open("rb")
     try:
@@ -33,8 +33,8 @@ def ask(command: Sequence[str], stdin: Path | None = None) -> tuple[int, str]:
 
 
 def tell(command: Sequence[str], stdin: Path | None = None) -> str:
-    """`ask`, but a status other than 0 is a SchedulerError."""
-    status, said = ask(command, stdin)
+    """`run`, but a status other than 0 is a SchedulerError."""
+    status, said = run(command, stdin)
     if status:
         raise SchedulerError(f"{' '.join(command)} ended with status {status}:\n{said.rstrip()}")
     return said

@@ -26,9 +26,9 @@ def functions(batch: Batch) -> list[str]:
     return [f"go_on() {{ {act}; }}", "preempted() { false; }", f"end_time() {{ {end}; }}"]
 
 
-def submit(script: Path, log: Path) -> str:
+def submit(batch: Batch, script: Path) -> str:
     """Start it; the id outlives the shell that it was started from."""
-    with log.open("ab") as output:
+    with script.with_name("job.log").open("ab") as output:
         process = subprocess.Popen(
             ["bash", str(script)],
             stdin=subprocess.DEVNULL,

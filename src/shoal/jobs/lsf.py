@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from shoal.errors import STOPPED, InputError
-from shoal.jobs.command import FORGOTTEN, SchedulerError, State, ask, tell
+from shoal.jobs.command import FORGOTTEN, SchedulerError, State, run, tell
 from shoal.jobs.spec import Batch
 from shoal.jobs.times import lsf_minutes, lsf_time
 
@@ -40,7 +40,8 @@ def directives(batch: Batch) -> list[str]:
 
 def functions(batch: Batch) -> list[str]:
     """What the script does to go on; -Q has named the status. LSF itself puts a preempted job back."""
-    chain = 'bsub -w "ended($LSB_JOBID)" < "$run/job.sh" | tee -a "$run/jobs"'
+    redirect = "< " if batch.machine.request.submit == "stdin" else ""
+    chain = f'bsub -w "ended($LSB_JOBID)" {redirect}"$run/job.sh" >> "$run/jobs"'
     act = {"requeue": f"status={STOPPED}", "chain": chain, "none": "false"}[batch.spec.after_limit]
     return [
         f"go_on() {{ {act}; }}",
@@ -49,9 +50,10 @@ def functions(batch: Batch) -> list[str]:
     ]
 
 
-def submit(script: Path, log: Path) -> str:
+def submit(batch: Batch, script: Path) -> str:
     """The job's id."""
-    said = tell(["bsub"], stdin=script)
+    as_argument = batch.machine.request.submit == "argument"
+    said = tell(["bsub", str(script)]) if as_argument else tell(["bsub"], stdin=script)
     found = re.findall(r"^Job <(\d+)> is submitted", said, re.MULTILINE)
     if not found:
         raise SchedulerError(f"bsub took {script} but named no job:\n{said.rstrip()}")
@@ -60,7 +62,7 @@ def submit(script: Path, log: Path) -> str:
 
 def state(job: str) -> State:
     """In LSF's words."""
-    status, said = ask(["bjobs", "-noheader", "-o", "stat run_time", job])
+    status, said = run(["bjobs", "-noheader", "-o", "stat run_time", job])
     if "is not found" in said:
         return State(False, FORGOTTEN)
     if status:

@@ -68,6 +68,8 @@ class Request(_Table, frozen=True):
 
     nodes: Literal["nnodes", "slots"] = "nnodes"
     """LSF: whole nodes (-nnodes), or slots (-n with span[ptile])"""
+    submit: Literal["stdin", "argument"] = "stdin"
+    """LSF: `bsub < script`, or `bsub script`; sites differ in which of them reads the directives"""
     gpus: str = ""
     """the directive that asks for devices; {gpus} stands for how many a node"""
     alloc_flags: Words = ()

@@ -35,7 +35,7 @@ def render(batch: Batch) -> str:
     """The script. Raises InputError for a directive that cannot stand there."""
     blocks = [
         ["#!/bin/bash", *_directives(batch)],
-        ["#", "# Written by `shoal render`. The job that it was made of:", *_spec_lines(batch.spec)],
+        ["#", f"# For {' '.join(batch.machine.about.split())}.", *_spec_lines(batch.spec)],
         _settings(batch),
         _function("environment", _environment(batch)),
         _function("stage", _stage(batch)),
@@ -49,11 +49,21 @@ def render(batch: Batch) -> str:
 
 def parse(text: str, source: str) -> Batch:
     """The job that a script was made of. Raises InputError if it was not made by shoal."""
+    spec = read_spec(text, source)
+    return place(load(spec.machine), spec)
+
+
+def read_spec(text: str, source: str) -> JobSpec:
+    """`parse` without the machine, whose file may be gone since. Raises InputError."""
     lines = [line.removeprefix(_MARK) for line in text.splitlines() if line.startswith(_MARK)]
     if not lines:
         raise InputError(f"{source} was not made by shoal render: it has no lines that begin with {_MARK!r}")
-    spec = configs.convert(configs.parse_toml("\n".join(lines)), JobSpec, source)
-    return place(load(spec.machine), spec)
+    return configs.convert(configs.parse_toml("\n".join(lines)), JobSpec, source)
+
+
+def scheduler_of(text: str) -> ModuleType:
+    """The one that reads the directives of a script."""
+    return next((module for module in SCHEDULERS.values() if f"\n{module.PREFIX} " in text), local)
 
 
 def _directives(batch: Batch) -> list[str]:
@@ -82,8 +92,8 @@ def _options(line: str) -> list[str]:
 def _spec_lines(spec: JobSpec) -> list[str]:
     import tomli_w
 
-    tree = msgspec.to_builtins(spec)
-    return [_MARK + line for line in tomli_w.dumps(tree).splitlines()]
+    lines = tomli_w.dumps(msgspec.to_builtins(spec)).splitlines()
+    return ["# Written by `shoal render`, from:", *(_MARK + line for line in lines)]
 
 
 def _settings(batch: Batch) -> list[str]:

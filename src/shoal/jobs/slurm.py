@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shoal.jobs.command import FORGOTTEN, SchedulerError, State, ask, tell
+from shoal.jobs.command import FORGOTTEN, SchedulerError, State, run, tell
 from shoal.jobs.spec import Batch, JobSpec
 from shoal.jobs.times import slurm_time
 
@@ -89,7 +89,7 @@ def _give_back(spec: JobSpec) -> list[str]:
     ]
 
 
-def submit(script: Path, log: Path) -> str:
+def submit(batch: Batch, script: Path) -> str:
     """The job's id."""
     said = tell(["sbatch", "--parsable", str(script)])
     found = [line for line in said.splitlines() if re.fullmatch(r"\d+(;\S*)?", line.strip())]
@@ -100,7 +100,7 @@ def submit(script: Path, log: Path) -> str:
 
 def state(job: str) -> State:
     """In Slurm's words."""
-    status, said = ask(["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T, %M of %l, %D nodes %R"])
+    status, said = run(["squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T, %M of %l, %D nodes %R"])
     if status and "invalid job id" not in said.lower():
         raise SchedulerError(f"squeue ended with status {status}:\n{said.rstrip()}")
     words = "" if status else said.strip()

@@ -152,7 +152,9 @@ def _laid_out(node: Node, layout: Layout, learners: int, threads: int) -> dict[s
     """A device a rank where there are any, with its share of the cores; else as many ranks as cores."""
     gpus = min(1, node.gpus) if layout.gpus_per_rank is None else layout.gpus_per_rank
     per_device = node.cores * gpus // node.gpus if gpus and node.gpus else threads
-    per_node = layout.ranks_per_node or (node.gpus // gpus if gpus else node.cores // threads) or 1
+    per_node = (
+        layout.ranks_per_node or (node.gpus // gpus if gpus else node.cores // (layout.cores_per_rank or threads)) or 1
+    )
     ranks = -(-learners // layout.learners_per_rank) if layout.ranks is None else layout.ranks
     cores = layout.cores_per_rank or max(1, min(per_device, node.cores // per_node))
     return {"ranks": ranks, "ranks_per_node": min(per_node, ranks), "cores_per_rank": cores, "gpus_per_rank": gpus}

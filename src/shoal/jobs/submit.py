@@ -14,8 +14,8 @@ from types import ModuleType
 
 from shoal import config as configs
 from shoal.errors import InputError
-from shoal.jobs.render import SCHEDULERS, SCRIPT, parse, render
-from shoal.jobs.spec import Batch
+from shoal.jobs.render import SCHEDULERS, SCRIPT, read_spec, render, scheduler_of
+from shoal.jobs.spec import Batch, JobSpec
 from shoal.record import durable, runlog
 
 
@@ -34,7 +34,7 @@ def submit(batch: Batch) -> str:
             (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"the run directory {directory} cannot be written ({error.strerror}); give another") from None
-    job = str(SCHEDULERS[batch.machine.scheduler].submit(script, directory / "job.log"))
+    job = str(SCHEDULERS[batch.machine.scheduler].submit(batch, script))
     with (directory / "jobs").open("a", encoding="utf-8") as jobs:
         jobs.write(f"{job}\n")
     return job
@@ -42,10 +42,10 @@ def submit(batch: Batch) -> str:
 
 def status(directory: Path) -> Iterator[str]:
     """Lines on the newest job of a run, and on the run. Raises InputError if none was submitted there."""
-    batch, scheduler, job = _submitted(directory)
-    yield f"job {job} on {batch.spec.machine}: {scheduler.state(job).words}"
+    spec, scheduler, job = _submitted(directory)
+    yield f"job {job} on {spec.machine}: {scheduler.state(job).words}"
     if link := _read(directory / "link").strip():
-        yield f"went on {link} of {batch.spec.max_links} times, by {batch.spec.after_limit}"
+        yield f"went on {link} of {spec.max_links} times, by {spec.after_limit}"
     yield f"run {directory}: {_progress(directory)}"
 
 
@@ -75,23 +75,23 @@ def _refuse_done_or_other(batch: Batch, directory: Path) -> None:
 def _refuse_busy(directory: Path) -> None:
     """One job at a time works in a run directory."""
     try:
-        batch, scheduler, job = _submitted(directory)
+        spec, scheduler, job = _submitted(directory)
     except InputError:
         return
     if (state := scheduler.state(job)).alive:
         raise InputError(
-            f"job {job} on {batch.spec.machine} is at work in {directory} ({state.words}); end it first "
+            f"job {job} on {spec.machine} is at work in {directory} ({state.words}); end it first "
             f"(shoal cancel {directory}), or give another --out"
         )
 
 
-def _submitted(directory: Path) -> tuple[Batch, ModuleType, str]:
+def _submitted(directory: Path) -> tuple[JobSpec, ModuleType, str]:
     """The job that the script in a run directory was made of, its scheduler, and its newest id."""
-    script, ids = directory / SCRIPT, re.findall(r"\b\d+\b", _read(directory / "jobs"))
+    script, ids = directory / SCRIPT, re.findall(r"^(?:Job <)?(\d+)", _read(directory / "jobs"), re.MULTILINE)
     if not ids or not script.exists():
         raise InputError(f"no job was submitted in {directory}; shoal submit does it")
-    batch = parse(_read(script), str(script))
-    return batch, SCHEDULERS[batch.machine.scheduler], ids[-1]
+    text = _read(script)
+    return read_spec(text, str(script)), scheduler_of(text), ids[-1]
 
 
 def _progress(directory: Path) -> str:
