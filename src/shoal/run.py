@@ -22,6 +22,7 @@ from shoal.comm.world import World
 from shoal.config import Config
 from shoal.data.sets import DataSet
 from shoal.elastic.plan import warnings
+from shoal.elastic.policy import Policy
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
@@ -64,6 +65,7 @@ class Request:
     """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | None = None
     net: Layer | None = None
+    policy: Policy | None = None
     listen: Callable[[], Sequence[OnEvent]] = tuple
     """makes the listeners, on the rank that is or becomes the master"""
     here: Allocation = field(default_factory=Allocation)
@@ -85,7 +87,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
 def _prepare(world: World, request: Request) -> Job:
     job, problem = None, None
     try:
-        job = prepare(request.config, request.data, request.net)
+        job = prepare(request.config, request.data, request.net, request.policy)
     except InputError as error:
         problem = str(error)
     world.agree(problem)

@@ -20,7 +20,7 @@ from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
-from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
 from shoal.elastic.stopping import Deadline, nodes_needed
@@ -42,7 +42,7 @@ class Training:
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
-        most = max(stage.learners for stage in job.plan.stages)
+        most = max(config.run.max_learners, *(stage.learners for stage in job.plan.stages))
         self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
@@ -51,8 +51,9 @@ class Training:
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)
         self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
-        self._gives_back = config.run.give_back_nodes and here.gives_back
-        self._master = Master(config, job.plan, world, self._record, self._stop_reason)
+        self._gives_back = config.run.give_back_nodes and here.gives_back and job.policy is None
+        outside = Outside(self._stop_reason, recorder.wish, job.policy)
+        self._master = Master(config, job.plan, world, self._record, outside)
         self._journal = Journal(memory)
         self._group: Group | None = None
         self._row: np.ndarray | None = None
@@ -169,7 +170,7 @@ class Training:
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
         self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
-        self._master.resumed(self.state)
+        self._master.resumed(self.state, self._recorder.replay)
 
     def _meta(self) -> dict[str, Any]:
         tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
@@ -188,9 +189,12 @@ class Training:
         return recorder.stop_requested() or self._deadline.reason(recorder.checkpoint_s) or self._give_back()
 
     def _give_back(self) -> str:
-        """Ask the batch script to go on with the nodes that are still needed, if these are fewer."""
-        nodes = self._world.nodes
-        needed = nodes_needed(self._job.plan, self.state.progress.consumed, self._world) if self._gives_back else nodes
+        """Ask the batch script to go on with the nodes that the rest of the plan needs, if these are fewer."""
+        nodes, progress = self._world.nodes, self.state.progress
+        asked_for = progress.counts.wanted_learners or progress.counts.wanted_ranks
+        if not self._gives_back or asked_for:
+            return ""
+        needed = nodes_needed(self._job.plan, progress.consumed, self._world)
         if needed == nodes:
             return ""
         self._recorder.ask_for_nodes(needed)

@@ -149,12 +149,12 @@ def test_a_reserve_passes_on_a_stop_once(world: Any) -> None:
         assert not world.stop_from_reserve()
 
 
-def test_a_rank_that_does_not_come_to_a_split_is_named(comm: Any) -> None:
+def test_a_rank_that_does_not_come_to_a_meeting_is_named(comm: Any) -> None:
     """By rank 0, which waits for all; what was begun on this communicator ends with it."""
     world = World(comm, numpy_backend(), timeout_s=0.5)
     late = world.size - 1
     if world.rank != late:
-        sentence = _raised(DeadlineError, lambda: world.group(world.order))
+        sentence = _raised(DeadlineError, world.meet)
         assert not world.is_master or f"world rank {late}, which did not come" in sentence
     comm.Barrier()
     world.comm.Free()
@@ -214,7 +214,7 @@ def test_resizing_leaves_nothing_behind(world: Any) -> None:
 
     files, before_bytes = resize(40)
     files_after, after_bytes = resize(160)
-    assert files_after == files
+    assert files_after <= files  # fewer: what an earlier test left is collected
     assert after_bytes - before_bytes < 2 << 20
 
 

@@ -127,18 +127,28 @@ class Lifeline:
 
     def fail(self, exception: BaseException) -> NoReturn:
         """End the whole job with exit status 1 because of `exception`; from any thread of any one rank."""
-        if not self._failing.acquire(blocking=False):
-            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one traceback is enough
         # If another rank is ending the job, this one dies here, silently; where all fail alike, rank 0 speaks.
-        time.sleep(CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0))
+        wait_s = CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0)
+        self._end(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}", ERROR, wait_s)
+
+    def abandon(self, lost: RankLost) -> NoReturn:
+        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
+        tell_launcher(errors.TRY_AGAIN)
+        text = f"shoal: {lost}; --resume goes on from the last checkpoint\n"
+        self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * (self.comm.rank > 0))
+
+    def _end(self, text: str, status: int, wait_s: float) -> NoReturn:
+        if not self._failing.acquire(blocking=False):
+            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one text is enough
+        time.sleep(wait_s)
         # Whatever blocks below (a broken terminal, a lock in MPI): this process does not outlive it.
         _after(ABORT_LIMIT_S, self._die)
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}")
+            sys.stderr.write(text)
             sys.stdout.flush()
             sys.stderr.flush()
         time.sleep(LAST_WORD_S)  # mpiexec drops what it has not read when the job ends
-        self._end_everybody()
+        self._end_everybody(status)
         self._die()
 
     def leave(self, status: int, speaker: bool) -> NoReturn:
@@ -171,20 +181,7 @@ class Lifeline:
         _after(EXIT_LIMIT_S, lambda: os._exit(status))
         raise SystemExit(status)
 
-    def abandon(self, lost: RankLost) -> NoReturn:
-        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
-        if not self._failing.acquire(blocking=False):
-            time.sleep(2 * ABORT_LIMIT_S)
-        _after(ABORT_LIMIT_S, self._die)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"shoal: {lost}; resume goes on from the last checkpoint\n")
-            sys.stderr.flush()
-        time.sleep(LAST_WORD_S)
-        tell_launcher(errors.TRY_AGAIN)
-        self._end_everybody(errors.TRY_AGAIN)
-        self._die()
-
-    def _end_everybody(self, status: int = ERROR) -> None:
+    def _end_everybody(self, status: int) -> None:
         """MPI_Abort; with ULFM that takes only the caller away, so there mpiexec is told to end."""
         from mpi4py import MPI
 
