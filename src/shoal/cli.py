@@ -233,13 +233,6 @@ def data(name: str, root: Path) -> None:
     click.echo(f"{name} is in {fetch_cifar10(root)}")
 
 
-def _job(command: Callable[..., None]) -> Callable[..., None]:
-    """The arguments and options of a batch job: fields of a Layout and a JobSpec."""
-    for decorate in reversed(_JOB):
-        command = decorate(command)
-    return command
-
-
 _JOB = (
     click.argument("machine"),
     click.argument("config", type=_FILE),
@@ -273,6 +266,13 @@ _JOB = (
     click.option("--skip", multiple=True, help="An option to leave out, e.g. --signal."),
     click.option("--setup", multiple=True, help="A shell line, after the modules are loaded."),
 )
+"""The arguments and options of a batch job: fields of a Layout and a JobSpec."""
+
+
+def _job(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in reversed(_JOB):
+        command = decorate(command)
+    return command
 
 
 @commands.command()
