@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test lint unit mpi program bench bench-peers clean
+.PHONY: help venv demo test lint unit mpi program test-slurm golden bench bench-peers clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,12 @@ mpi: $(READY)
 program: $(READY)
 	$(BIN)/python -m pytest tests/program
 
+test-slurm: $(READY) .venv-mpich/.ready  ## batch jobs on a real Slurm of emulated nodes; needs root and its packages
+	$(BIN)/python -m pytest -rs tests/slurm
+
+golden: $(READY)  ## renew jobs/rendered: the batch script of every machine
+	$(BIN)/python tests/unit/test_rendered.py
+
 bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
 	$(BIN)/python bench/compare.py
 	$(BIN)/python bench/step.py
@@ -57,9 +63,9 @@ bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor;
 
 bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and Gloo, for make bench
 
-.venv-mpich/.ready:
+.venv-mpich/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/python -m pip install --quiet --disable-pip-version-check numpy mpi4py mpich
+	.venv-mpich/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich]'
 	touch $@
 
 .venv-gloo/.ready:

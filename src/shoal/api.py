@@ -6,6 +6,7 @@ job calls `train`; reserves sleep inside it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal import errors
+from shoal import allocation, errors
 from shoal.backend import numpy_backend
 from shoal.comm import lifeline
 from shoal.comm.world import World
@@ -64,6 +65,8 @@ def train(
     life = lifeline.start()
     world, lines = World(life.comm, numpy_backend(), recovers=life.recovers), list[Progress]()
     try:
+        here = allocation.read(os.environ)
+        allocation.check_joined(here, world.size, world.library)
         config, data_set = _agreed(world, lambda: _input(model, data, learners, averaging, learning_rate, options))
 
         def listen() -> list[OnEvent]:
@@ -73,7 +76,7 @@ def train(
 
         net = model if isinstance(model, Layer) else None
         directory = Path(out) if out is not None else None
-        request = Request(config, directory, resume, data=data_set, net=net, policy=policy, listen=listen)
+        request = Request(config, directory, resume, data=data_set, net=net, policy=policy, listen=listen, here=here)
         result = run(world, request, life.stop_requested)
     except errors.ShoalError as error:
         if error.agreed:

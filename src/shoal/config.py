@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,6 +23,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]
+_Kind = TypeVar("_Kind", bound=Struct)
 _NARROW = ("ring", "recursive-doubling", "rabenseifner")
 _ANY_ORDER = (*_NARROW, "native")
 
@@ -191,6 +192,10 @@ class Run(_Section, frozen=True):
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2
     """checkpoints kept"""
+    stop_margin_s: Amount = 60.0
+    """before the end of its batch job, a run stops with a checkpoint; so long before, besides what a round takes"""
+    give_back_nodes: bool = False
+    """in a Slurm job: release whole nodes that the rest of the schedule has no learners for, by a restart on fewer"""
 
 
 class Config(_Section, frozen=True):
@@ -220,7 +225,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises InputError."""
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"config {path} cannot be read ({error.strerror}); name an existing TOML file") from None
     except ValueError as error:
@@ -233,7 +238,7 @@ def override(tree: dict[str, Any], text: str) -> None:
     if not equals or not all(path.strip().split(".")):
         raise InputError(f"--set {text} must have the form section.key=value, e.g. averaging.momentum=0.5")
     try:
-        parsed = _parse(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except ValueError:
         parsed = value.strip()
     put(tree, path.strip(), parsed)
@@ -251,13 +256,18 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
 
 def from_tree(tree: Mapping[str, Any], source: str) -> Config:
     """A checked Config from nested dicts; `source` names it in errors. Raises InputError."""
-    try:
-        config = msgspec.convert(dict(tree), Config, strict=True)
-    except msgspec.ValidationError as error:
-        raise InputError(_explain(str(error), tree, source)) from None
+    config = convert(tree, Config, source)
     _check_finite(msgspec.to_builtins(config), (), source)
     _check(config, source)
     return config
+
+
+def convert(tree: Mapping[str, Any], kind: type[_Kind], source: str) -> _Kind:
+    """A Struct of this kind from nested dicts; `source` names them in errors. Raises InputError."""
+    try:
+        return msgspec.convert(dict(tree), kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise InputError(_explain(str(error), tree, source, kind)) from None
 
 
 def dump(config: Config) -> str:
@@ -289,7 +299,8 @@ def differences(left: Config, right: Config) -> list[str]:
     return found
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -356,22 +367,22 @@ def _check(config: Config, source: str) -> None:
             raise InputError(f"{source}: {sentence}")
 
 
-def _explain(message: str, tree: Mapping[str, Any], source: str) -> str:
+def _explain(message: str, tree: Mapping[str, Any], source: str, kind: type[Struct]) -> str:
     """msgspec's message as a sentence with the value and the way out."""
     rule, _, where = message.partition(" - at `$")
     path = [part for part in re.split(r"[.\[\]`]+", where) if part]
     if unknown := re.search(r"unknown field `(.*)`", rule):
-        return _explain_unknown(unknown[1], path, source)
+        return _explain_unknown(unknown[1], path, source, kind)
     value: Any = tree
     for part in path:
         value = value.get(part) if isinstance(value, Mapping) else _item(value, part)
-    name = ".".join(path) or "the config"
+    name = ".".join(path) or "it"
     if missing := re.search(r"missing required field `(.*)`", rule):
         return f"{source}: {name} has no `{missing[1]}`, which it needs; add it"
     rule = re.sub(r"`", "", rule.replace("Expected `", "expected `")).replace("Invalid enum value", "invalid value")
-    inside_list = any(part.isdigit() for part in path)
-    way_out = "change it there" + ("" if inside_list else f" or with --set {name}=...")
-    if choices := _choices(path):
+    settable = kind is Config and not any(part.isdigit() for part in path)
+    way_out = "change it there" + (f" or with --set {name}=..." if settable else "")
+    if choices := _choices(path, kind):
         rule += f" (known: {', '.join(choices)})"
     return f"{source}: {name} = {value!r} cannot be used: {rule}; {way_out}"
 
@@ -380,8 +391,8 @@ def _item(value: Any, part: str) -> Any:
     return value[int(part)] if isinstance(value, (list, tuple)) and part.isdigit() else value
 
 
-def _explain_unknown(key: str, path: list[str], source: str) -> str:
-    section: Any = Config
+def _explain_unknown(key: str, path: list[str], source: str, kind: type[Struct]) -> str:
+    section: Any = kind
     for part in path:
         section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, Stage)
         section = section if isinstance(section, type) and issubclass(section, Struct) else Stage
@@ -391,9 +402,9 @@ def _explain_unknown(key: str, path: list[str], source: str) -> str:
     return f"{source}: {'.'.join([*path, key])} is not a known key; {hint}"
 
 
-def _choices(path: list[str]) -> list[str]:
+def _choices(path: list[str], kind: type[Struct]) -> list[str]:
     """The allowed words of a Literal field."""
-    section: Any = Config
+    section: Any = kind
     for part in path:
         if not (isinstance(section, type) and issubclass(section, Struct)):
             return []

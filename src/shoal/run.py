@@ -6,8 +6,9 @@ or written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from shoal import environment, errors, kernels
+from shoal.allocation import Allocation
 from shoal.comm.collectives import broadcast_bytes
 from shoal.comm.world import World, usable_cores
 from shoal.config import Config
@@ -55,7 +57,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Request:
-    """What to run. out: the run directory (None records nothing); data and net replace the config's."""
+    """What to run. out: the run directory (None records nothing); data and net replace the config's; here: what
+    launcher and scheduler say."""
 
     config: Config
     out: Path | None = None
@@ -67,6 +70,7 @@ class Request:
     policy: Policy | None = None
     listen: Callable[[], Sequence[OnEvent]] = tuple
     """makes the listeners, on the rank that is or becomes the master"""
+    here: Allocation = field(default_factory=Allocation)
 
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
@@ -77,7 +81,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
     job = _prepare(world, request)
     recorder = _open(world, request)
     try:
-        return _train(world, job, recorder, stop_requested)
+        return _train(world, job, recorder, Training(job, world, recorder, stop_requested, request.here))
     finally:
         job.batches.close()
         recorder.close()
@@ -125,13 +129,12 @@ def join(request: Request, recovers: bool, stop_requested: Callable[[], bool]) -
     world.generation = joined.welcome.generation
     world.watch_every(run.heartbeat_s)
     recorder = Recorder(request.out, request.config, request.listen)
-    training = Training(job, world, recorder, stop_requested, joined)
+    training = Training(job, world, recorder, stop_requested, request.here, joined)
     end = training.run()
     return world, None if training.released else _result(world, job, recorder, training, end)
 
 
-def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[[], bool]) -> Result:
-    training = Training(job, world, recorder, stop_requested)
+def _train(world: World, job: Job, recorder: Recorder, training: Training) -> Result:
     problem = ""
     if world.is_master:
         try:
@@ -170,6 +173,7 @@ def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> No
         "nodes": world.nodes,
         "mpi": world.library,
         "reductions": training.memory if isinstance(training.memory, str) else "in the node's shared memory",
+        **_allocated(training.here),
     }
     if recorder.resumed is not None:
         training.restore(*recorder.resumed)
@@ -181,8 +185,13 @@ def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> No
         recorder.event("header", format=1, **_what(job), **here)
         for text in warnings(job.plan):
             recorder.event("warning", text=text)
-    for text in _slow_paths(world, job, training):
+    for text in (*_slow_paths(world, job, training), *_idle_nodes(world, job, training.here)):
         recorder.event("warning", text=text)
+
+
+def _allocated(here: Allocation) -> dict[str, Any]:
+    left_s = None if here.end_time_s is None else here.end_time_s - time.time()
+    return {"launcher": here.launcher, "job": here.job, "hosts": len(here.hosts), "time_left_s": left_s}
 
 
 def _what(job: Job) -> dict[str, Any]:
@@ -212,6 +221,17 @@ def _slow_paths(world: World, job: Job, training: Training) -> Iterator[str]:
         yield f"the hot loops run as {kernels.backing()}: install a C compiler, then shoal again, for the fast ones"
     if world.size > 1 and isinstance(training.memory, str):
         yield f"reductions go by messages, and every rank keeps a state of its own: {training.memory}"
+
+
+def _idle_nodes(world: World, job: Job, here: Allocation) -> Iterator[str]:
+    """What makes this job dearer than it could be."""
+    if world.nodes < len(here.hosts):
+        yield f"the job has {len(here.hosts)} hosts, and its ranks sit on {world.nodes}: the others are paid and idle"
+    if job.config.run.give_back_nodes and not here.gives_back:
+        yield (
+            "run.give_back_nodes is set, and this job's script cannot release nodes: all are kept to the end, and "
+            "allocated and busy rank-seconds are counted apart"
+        )
 
 
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from shoal import evaluation
+from shoal.allocation import Allocation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes
@@ -22,6 +23,7 @@ from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
+from shoal.elastic.stopping import Deadline, nodes_needed
 from shoal.elastic.supply import CHANGES, Joined, memory_and_supply
 from shoal.errors import InputError, RankLost
 from shoal.job import Job
@@ -42,9 +44,10 @@ class Training:
         world: World,
         recorder: Recorder,
         stop_requested: Callable[[], bool],
+        here: Allocation,
         joined: Joined | None = None,
     ) -> None:
-        self._job, self._world, self._recorder = job, world, recorder
+        self._job, self._world, self._recorder, self.here = job, world, recorder, here
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
@@ -57,6 +60,8 @@ class Training:
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested, self._supply is not None)
+        self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
+        self._gives_back = config.run.give_back_nodes and here.gives_back and not (self._supply or job.policy)
         outside = Outside(self._stop_reason, recorder.wish, job.policy)
         self._master = Master(config, job.plan, world, self._record, outside, self._supply)
         self._journal = Journal(memory)
@@ -243,7 +248,22 @@ class Training:
             self._recorder.event(kind, **fields)
 
     def _stop_reason(self) -> str:
-        return "a signal" if self._stop_requested() else self._recorder.stop_requested()
+        if self._stop_requested():
+            return "a signal"
+        recorder = self._recorder
+        return recorder.stop_requested() or self._deadline.reason(recorder.checkpoint_s) or self._give_back()
+
+    def _give_back(self) -> str:
+        """Ask the batch script to go on with the nodes that the rest of the plan needs, if these are fewer."""
+        nodes, progress = self._world.nodes, self.state.progress
+        asked_for = progress.counts.wanted_learners or progress.counts.wanted_ranks
+        if not self._gives_back or asked_for:
+            return ""
+        needed = nodes_needed(self._job.plan, progress.consumed, self._world)
+        if needed == nodes:
+            return ""
+        self._recorder.ask_for_nodes(needed)
+        return f"{needed} of {nodes} nodes are enough from here on"
 
     def _finish(self, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""

@@ -23,7 +23,7 @@ from shoal.record import runlog
 FORMAT = 1
 SEED_ONLY = ("seed", "name", "out")
 """The config keys that runs of one group may differ in."""
-NO_RESULT = ("timeout_s", "checkpoint_epochs", "keep")
+NO_RESULT = ("timeout_s", "checkpoint_epochs", "keep", "stop_margin_s", "give_back_nodes")
 """Keys of [run] that no result depends on: runs of one group may differ in them too."""
 
 COSTS = ("serial_steps", "learner_steps", "busy_rank_s", "allocated_rank_s", "train_s")
