@@ -60,15 +60,17 @@ def delta(xp: Any, w: Any, a: Any, out: Any) -> None:
         twins.delta(xp, w, a, out)
 
 
-def local_step(xp: Any, w: Any, g: Any, m: Any | None, step: LocalStep) -> None:
-    """One step of SGD with weight decay and momentum, in one pass; w and m change, g stays. `m` may be None.
+def local_step(xp: Any, start: Pair, g: Any, end: Pair, step: LocalStep, origin: Any | None = None) -> None:
+    """One step of SGD with weight decay and momentum, in one pass: from start = (w, m) by the gradient g to
+    end = (w', m'). Both m may be None. With an origin a, w' - a is written instead of w'.
 
     The formula is at `twins.local_step`."""
     if cpu is not None and xp is np:
-        by = step
-        if cpu.local_step(w, g, m, by.rate, by.beta, by.nesterov, by.weight_decay, by.decayed):
+        (w, m), (w_out, m_out), by = start, end, step
+        numbers = (by.rate, by.beta, by.nesterov, by.weight_decay, by.decayed)
+        if cpu.local_step(w, m, g, origin, w_out, m_out, *numbers):
             return
-    twins.local_step(xp, w, g, m, step)
+    twins.local_step(xp, start, g, end, step, origin)
 
 
 def canonical_sum(xp: Any, terms: Terms, out: Any) -> None:

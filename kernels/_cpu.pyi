@@ -8,7 +8,18 @@ FLAGS: str
 
 def delta(w: Any, a: Any, out: Any, /) -> bool: ...
 def local_step(
-    w: Any, g: Any, m: Any, rate: float, beta: float, nesterov: bool, weight_decay: float, decayed: int, /
+    w: Any,
+    m: Any,
+    g: Any,
+    a: Any,
+    w_out: Any,
+    m_out: Any,
+    rate: float,
+    beta: float,
+    nesterov: bool,
+    weight_decay: float,
+    decayed: int,
+    /,
 ) -> bool: ...
 def pack(x: Any, out: Any, /) -> bool: ...
 def unpack(packed: Any, out: Any, /) -> bool: ...

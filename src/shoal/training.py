@@ -92,7 +92,7 @@ class Training:
         job, world = self._job, self._world
         start = time.perf_counter()
         self._provider.spread(self.state.anchor, decision)
-        job.backend.xp.copyto(job.local.weights, self.state.anchor)
+        job.local.evaluate_at(self.state.anchor)
         if job.config.train.batchnorm_eval == "recalibrate":
             evaluation.recalibrate(job.model, job.batches, len(job.data.train), job.config.seed)
         scores = evaluation.evaluate(world, job.model, job.batches, job.data)

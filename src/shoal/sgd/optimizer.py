@@ -3,16 +3,20 @@
     for k in 0..K-1:   g <- gradient (+ weight decay * w);   m <- beta*m + g;   w <- w - rate*m
     contribution:      w - a, and for averaged local momentum also m
 
+The first step is taken at the anchor itself, which no learner writes, and the last one writes the contribution
+rather than w; so with K = 1 a learner passes over its parameters once. Running statistics of batch norm, which move
+with every step, are the learner's own from the start.
+
 With K = 1 and beta > 0 the gradients are averaged instead, and one m is shared by all (`averaging.commit`).
 """
 
 from __future__ import annotations
 
 from shoal import kernels
-from shoal.backend import Array, Backend
+from shoal.backend import Array, Backend, address
 from shoal.config import Train
 from shoal.data.batches import Batches
-from shoal.model.gradient import Model
+from shoal.model.gradient import Binding, Model
 from shoal.sgd.interfaces import Settings, State
 
 
@@ -32,53 +36,82 @@ def contribution_size(model: Model, options: Train) -> int:
     return model.layout.size + (model.layout.parameters if with_momentum else 0)
 
 
+_KEPT_BINDINGS = 64
+"""More than the anchors and slots of a rank; what is bound to memory that is no longer used goes some time."""
+
+
 class LocalSGD:
     """The work memory of one rank, used by its learners one after another."""
 
     def __init__(self, model: Model, batches: Batches, options: Train, backend: Backend) -> None:
-        self.model, self._batches, self._options, self._xp = model, batches, options, backend.xp
+        self.model, self._batches, self._options, self._backend = model, batches, options, backend
         layout = model.layout
-        self.weights = backend.zeros(layout.size)
-        self._gradient = backend.zeros(layout.parameters)
-        self._momentum = backend.zeros(layout.parameters)
+        self._weights = backend.zeros(layout.size)
+        self._momentum = backend.zeros(layout.parameters) if options.local_momentum else None
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
-        model.bind(self.weights, self._gradient)
+        self._bindings: dict[tuple[int, int], Binding] = {}
 
     def rehearse(self, batch: int) -> None:
         """Run one step of this batch for nothing, so that what a layer refuses is refused before training."""
+        self.model.bind(self._weights, self._backend.zeros(self.model.layout.parameters))
         self.model.gradient(*self._batches.training(0, batch))
+
+    def evaluate_at(self, weights: Array) -> None:
+        """Bind the model to a copy of these weights, for evaluation."""
+        self._backend.xp.copyto(self._weights, weights)
+        self.model.bind(self._weights)
 
     def contribute(self, state: State, at: Settings, learner: int, rate: float, out: Array) -> float:
         """Run learner j's K steps of the round at `state`, write its contribution to `out`; its mean loss.
 
         Step k takes the samples at [c + kPB + jB, +B). Leaves the state as it is."""
-        xp, layout = self._xp, self.model.layout
-        shared = shares_gradient(self._options, at.steps)
-        xp.copyto(self.weights, state.anchor)
-        if self._options.local_momentum:
-            xp.copyto(self._momentum, state.momentum)
-        parameters = self.weights[: layout.parameters]
-        momentum = self._momentum if self._options.local_momentum else None
-        step = kernels.LocalStep(
-            rate, self._options.local_momentum, self._options.nesterov, self._options.weight_decay, self._decayed
-        )
-        position, loss = state.position + learner * at.batch, 0.0
-        for _ in range(at.steps):
+        xp, layout, anchor = self._backend.xp, self.model.layout, state.anchor
+        measured = slice(layout.parameters, layout.size)
+        xp.copyto(self._weights[measured], anchor[measured])
+        weights, loss = anchor, 0.0
+        position = state.position + learner * at.batch
+        for step in range(at.steps):
+            self._use(weights, out)
             x, y = self._batches.training(position, at.batch)
             loss += self.model.gradient(x, y)
-            if not shared:
-                kernels.local_step(xp, parameters, self._gradient, momentum, step)
+            self._step(state, (step, at.steps), rate, out)
+            weights = self._weights
             position += at.learners * at.batch
-        kernels.delta(xp, self.weights, state.anchor, out[: layout.size])
-        if shared:
-            out[: layout.parameters] = self._decayed_gradient()
-        if out.size > layout.size:
-            out[layout.size :] = self._momentum
+        kernels.delta(xp, self._weights[measured], anchor[measured], out[measured])
         return loss / at.steps
 
-    def _decayed_gradient(self) -> Array:
-        """g + weight_decay*w, where the gradients are averaged and the step is taken once."""
+    def _use(self, weights: Array, out: Array) -> None:
+        """Work with these weights, the learner's own statistics, and the gradient in the contribution."""
+        key = (address(weights), address(out))
+        if key in self._bindings:
+            self.model.use(self._bindings[key])
+            return
+        if len(self._bindings) == _KEPT_BINDINGS:
+            self._bindings.clear()
+        gradient = out[: self.model.layout.parameters]
+        self._bindings[key] = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
+
+    def _step(self, state: State, at: tuple[int, int], rate: float, out: Array) -> None:
+        """The local step by the gradient in `out`; at: k and K. The first leaves the anchor, the last contributes."""
+        options, layout, (k, steps) = self._options, self.model.layout, at
+        trained = slice(0, layout.parameters)
+        anchor, own, gradient = state.anchor[trained], self._weights[trained], out[trained]
+        momenta = out[layout.size :]
+        if shares_gradient(options, steps):
+            self._decay(anchor, gradient)
+            momenta.fill(0)
+            return
+        start, end = (own, self._momentum), (own, self._momentum)
+        if k == 0:
+            start = (anchor, state.momentum if options.local_momentum else None)
+        if k == steps - 1:
+            end = (gradient, momenta if momenta.size else self._momentum)
+        by = kernels.LocalStep(rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed)
+        kernels.local_step(self._backend.xp, start, gradient, end, by, anchor if k == steps - 1 else None)
+
+    def _decay(self, weights: Array, gradient: Array) -> None:
+        """g <- g + weight_decay*w, where the gradients are averaged and the step is taken once."""
         if self._options.weight_decay:
-            decayed = slice(0, self._decayed)
-            self._gradient[decayed] += self._options.weight_decay * self.weights[decayed]
-        return self._gradient
+            xp, decayed = self._backend.xp, slice(0, self._decayed)
+            work = xp.multiply(weights[decayed], self._options.weight_decay, out=self._weights[decayed])
+            xp.add(gradient[decayed], work, out=gradient[decayed])
