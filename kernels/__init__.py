@@ -100,6 +100,10 @@ def reduce_per_rate(xp: Any, terms: Terms, start: Pair, end: Pair, factors: tupl
 def apply(xp: Any, move: Move, mu: float, rate: float) -> None:
     """One move, outside a meeting."""
     terms, arrays = move.terms, move.arrays
+    if move.decay is not None:
+        step, a = LocalStep(rate, weight_decay=move.decay, decayed=arrays[0].size), arrays[0]
+        for part in terms.parts:
+            local_step(xp, (a, None), part, (part, None), step, origin=a)
     if move.rule == SUM:
         canonical_sum(xp, terms, *arrays)
     elif move.rule == STATISTICS:
@@ -114,7 +118,7 @@ def meeting(xp: Any, barrier: Barrier, moves: Sequence[Move], hub: int = NO_HUB)
     """The meeting of the barrier's members, compiled where barrier, parts and arrays are. Raises ValueError where
     sizes differ, or a hub is given that cannot be used."""
     if cpu is not None and xp is np and isinstance(barrier, cpu.Barrier):
-        listed = tuple((move.terms.compiled, move.rule, move.arrays, move.terms.scale) for move in moves)
+        listed = tuple((one.terms.compiled, one.rule, one.arrays, one.terms.scale, one.decay) for one in moves)
         try:
             return cpu.Meeting(barrier, listed, hub)
         except TypeError:  # not C-contiguous float32 or float64: the twin's

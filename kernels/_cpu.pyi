@@ -38,6 +38,6 @@ class Barrier:
 
 class Meeting:
     def __new__(
-        cls, barrier: Barrier, moves: tuple[tuple[Any, int, tuple[Any, ...], float], ...], hub: int, /
+        cls, barrier: Barrier, moves: tuple[tuple[Any, int, tuple[Any, ...], float, float | None], ...], hub: int, /
     ) -> Meeting: ...
     def run(self, sequence: int, mu: float, rate: float, spins: int, yields: int, deadline_s: float, /) -> int: ...

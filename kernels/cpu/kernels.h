@@ -31,10 +31,12 @@ typedef struct {
 
 typedef enum { SHOAL_SUM, SHOAL_STATISTICS, SHOAL_DISPLACEMENT, SHOAL_PER_RATE } shoal_rule;
 
-/* What becomes of d = scale * sum. Pointers that the rule has no use for are NULL. */
+/* What becomes of d = scale * sum. Pointers that the rule has no use for are NULL. With `gradients`, a part is not what
+   is to be added but the gradient of a step from `a` that displaces by it. */
 typedef struct {
     shoal_rule rule;
-    double scale, mu, rate;
+    int gradients;
+    double scale, mu, rate, decay;
     const void *a, *v;
     void *a_out, *v_out; /* the sum itself goes to a_out */
 } shoal_move;

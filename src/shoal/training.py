@@ -25,7 +25,8 @@ from shoal.errors import InputError
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
-from shoal.sgd.optimizer import contribution_size
+from shoal.sgd.interfaces import Numbers
+from shoal.sgd.optimizer import contribution_size, may_leave_step
 from shoal.state import Progress, TrainState
 
 
@@ -74,16 +75,17 @@ class Training:
         """K steps on every learner of this rank, one reduction; returns this rank's facts of it."""
         reducer, state = self._reducer, self.state
         start = time.perf_counter()
+        gradients = may_leave_step(self._job.config.train, at.steps)
+        gradients = gradients and reducer.reads_each(group, at.learners, state.progress.round)
+        by = Numbers(at.steps, at.momentum, at.rate, gradients)
         reducer.start()
         losses = []
         for learner in group.learners_here(at.learners):
-            losses.append(self._job.local.contribute(state, at, learner, at.rate, reducer.slot()))
+            losses.append(self._job.local.contribute(state, at, learner, by, reducer.slot()))
             reducer.add(learner)
         busy_s = time.perf_counter() - start
-        settings = (at.steps, at.momentum, at.rate)
-        update = functools.partial(self._average.update, state, settings)
-        passes = self._average.passes(state, settings)
-        reducer.reduce(group, at.learners, state.progress.round, update, passes)
+        update = functools.partial(self._average.update, state, by)
+        reducer.reduce(group, at.learners, state.progress.round, update, self._average.passes(state, by))
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 

@@ -74,6 +74,9 @@ CASES: dict[str, Any] = {
     ),
     "global batch": _case("0:1, 0.5:3, 1:8, 1.5:12", batch=24, train={"batch_mode": "global"}, mu=0.5),
     "validation": _case("0:3, 1:7", data={"validation": 0.3}, epochs=3, train={"patience": 1}),
+    "weight decay": _case("0:3, 0.7:5, 1:8", train={"weight_decay": 1e-2}, model=CONVNET, mu=0.5),
+    "weight decay of all": _case("0:3, 1:2", train={"weight_decay": 1e-2, "decay_norms": True}, model=CONVNET),
+    "K = 1, 4, 1 of as many learners": _case(_stages((0, 3, 1, 0.5), (0.7, 3, 4, 0.5), (1.4, 3, 1, 0.25))),
     "other seed": _case("0:1, 0.5:3, 1:7, 1.3:8, 1.61:12", mu=0.5, seed=2),
 }
 LOOSE = ("growing", "shrinking, K = 5", "batch norm", "momentum averaged", "global batch")

@@ -14,6 +14,7 @@ from shoal.config import from_tree
 from shoal.elastic.plan import StagePlan
 from shoal.job import Job, prepare
 from shoal.sgd.averaging import ReductionMomentum
+from shoal.sgd.interfaces import Numbers
 from shoal.sgd.optimizer import contribution_size
 from shoal.state import TrainState
 
@@ -47,7 +48,7 @@ class Rounds:
         """What the learner brings to the next reduction; a copy."""
         out = self.job.backend.empty(self._size)
         out.fill(np.nan)
-        self.job.local.contribute(self.state, self.at, learner, rate, out)
+        self.job.local.contribute(self.state, self.at, learner, Numbers(self.at.steps, self.mu, rate), out)
         return out.copy()
 
     def contributions(self, rate: float = 0.05) -> list[np.ndarray]:
@@ -64,9 +65,9 @@ class Rounds:
             parts = [np.ascontiguousarray(one[lo:hi]) for one in contributions]
             return kernels.Terms(np, parts, order, 1 / len(contributions))
 
-        settings = (self.at.steps, self.mu if mu is None else mu, rate)
+        by = Numbers(self.at.steps, self.mu if mu is None else mu, rate)
         for span in slices(self._size, 2):
-            self._average.update(self.state, settings, span, terms)
+            self._average.update(self.state, by, span, terms)
         self.state.progress.advance(self.at.learners, self.at.steps, self.at.batch)
 
     @property

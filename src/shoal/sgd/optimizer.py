@@ -7,7 +7,9 @@ The first step is taken at the anchor itself, which no learner writes, and the l
 rather than w; so with K = 1 a learner passes over its parameters once. Running statistics of batch norm, which move
 with every step, are the learner's own from the start.
 
-With K = 1 and beta > 0 the gradients are averaged instead, and one m is shared by all (`averaging.commit`).
+With K = 1 a learner may leave its step to the reduction (averaging.py), where what it reads of each learner is in
+memory anyway: it brings g, and the result has the same bits. And with K = 1 and beta > 0 the gradients are averaged,
+and one m is shared by all.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from shoal.backend import Array, Backend, address
 from shoal.config import Train
 from shoal.data.batches import Batches
 from shoal.model.gradient import Binding, Model
-from shoal.sgd.interfaces import Settings, State
+from shoal.sgd.interfaces import Numbers, Settings, State
 
 
 def shares_gradient(options: Train, steps: int) -> bool:
     """Whether learners contribute gradients rather than displacements: ordinary distributed momentum SGD."""
     return steps == 1 and options.local_momentum > 0
+
+
+def may_leave_step(options: Train, steps: int) -> bool:
+    """Whether a learner's only step can be taken where its contribution is read: then it brings its gradient."""
+    return steps == 1 and not options.local_momentum
 
 
 def averages_momentum(options: Train, steps: int) -> bool:
@@ -61,7 +68,7 @@ class LocalSGD:
         self._backend.xp.copyto(self._weights, weights)
         self.model.bind(self._weights)
 
-    def contribute(self, state: State, at: Settings, learner: int, rate: float, out: Array) -> float:
+    def contribute(self, state: State, at: Settings, learner: int, by: Numbers, out: Array) -> float:
         """Run learner j's K steps of the round at `state`, write its contribution to `out`; its mean loss.
 
         Step k takes the samples at [c + kPB + jB, +B). Leaves the state as it is."""
@@ -74,7 +81,8 @@ class LocalSGD:
             self._use(weights, out)
             x, y = self._batches.training(position, at.batch)
             loss += self.model.gradient(x, y)
-            self._step(state, (step, at.steps), rate, out)
+            if not by.gradients:
+                self._step(state, step, by, out)
             weights = self._weights
             position += at.learners * at.batch
         kernels.delta(xp, self._weights[measured], anchor[measured], out[measured])
@@ -91,23 +99,25 @@ class LocalSGD:
         gradient = out[: self.model.layout.parameters]
         self._bindings[key] = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
 
-    def _step(self, state: State, at: tuple[int, int], rate: float, out: Array) -> None:
-        """The local step by the gradient in `out`; at: k and K. The first leaves the anchor, the last contributes."""
-        options, layout, (k, steps) = self._options, self.model.layout, at
+    def _step(self, state: State, k: int, by: Numbers, out: Array) -> None:
+        """Local step k by the gradient in `out`: the first leaves the anchor, the last makes the contribution."""
+        options, layout, last = self._options, self.model.layout, k == by.steps - 1
         trained = slice(0, layout.parameters)
         anchor, own, gradient = state.anchor[trained], self._weights[trained], out[trained]
         momenta = out[layout.size :]
-        if shares_gradient(options, steps):
+        if shares_gradient(options, by.steps):
             self._decay(anchor, gradient)
             momenta.fill(0)
             return
-        start, end = (own, self._momentum), (own, self._momentum)
+        start = end = (own, self._momentum)
         if k == 0:
             start = (anchor, state.momentum if options.local_momentum else None)
-        if k == steps - 1:
+        if last:
             end = (gradient, momenta if momenta.size else self._momentum)
-        by = kernels.LocalStep(rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed)
-        kernels.local_step(self._backend.xp, start, gradient, end, by, anchor if k == steps - 1 else None)
+        step = kernels.LocalStep(
+            by.rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed
+        )
+        kernels.local_step(self._backend.xp, start, gradient, end, step, anchor if last else None)
 
     def _decay(self, weights: Array, gradient: Array) -> None:
         """g <- g + weight_decay*w, where the gradients are averaged and the step is taken once."""
