@@ -57,5 +57,5 @@ def prepare(config: Config, data: DataSet | None = None, net: Layer | None = Non
     check_fit(data, model)
     batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
     local = LocalSGD(model, batches, config.train, backend)
-    local.rehearse(min(stage.batch for stage in plan.stages))
+    local.rehearse(stage.batch for stage in plan.stages)
     return Job(config, backend, data, plan, model, batches, local)

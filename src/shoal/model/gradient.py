@@ -23,7 +23,6 @@ from shoal.model.layer import Layer, Scratch, check_layer
 from shoal.model.losses import find_loss
 from shoal.model.normalisation import BatchNorm
 
-
 Binding = list[tuple[Layer, dict[str, Array], dict[str, Array]]]
 """Of each layer the views of its tensors and of their gradients."""
 

@@ -10,9 +10,14 @@ with every step, are the learner's own from the start.
 With K = 1 a learner may leave its step to the reduction (averaging.py), where what it reads of each learner is in
 memory anyway: it brings g, and the result has the same bits. And with K = 1 and beta > 0 the gradients are averaged,
 and one m is shared by all.
+
+A batch larger than memory goes in micro-batches: their mean gradients are added in order, each weighted by its share of
+the batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from shoal import kernels
 from shoal.backend import Array, Backend, address
@@ -43,6 +48,12 @@ def contribution_size(model: Model, options: Train) -> int:
     return model.layout.size + (model.layout.parameters if with_momentum else 0)
 
 
+def micro_batches(batch: int, most: int) -> list[int]:
+    """The sizes of the pieces in which a batch is computed: `most` each and what is left; all at once if most is 0."""
+    whole, rest = divmod(batch, most or batch)
+    return [most or batch] * whole + [rest] * (rest > 0)
+
+
 _KEPT_BINDINGS = 64
 """More than the anchors and slots of a rank; what is bound to memory that is no longer used goes some time."""
 
@@ -55,13 +66,16 @@ class LocalSGD:
         layout = model.layout
         self._weights = backend.zeros(layout.size)
         self._momentum = backend.zeros(layout.parameters) if options.local_momentum else None
+        self._total = backend.zeros(layout.parameters) if options.micro_batch else None
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
         self._bindings: dict[tuple[int, int], Binding] = {}
 
-    def rehearse(self, batch: int) -> None:
-        """Run one step of this batch for nothing, so that what a layer refuses is refused before training."""
+    def rehearse(self, batches: Iterable[int]) -> None:
+        """Compute the smallest piece of steps of these batches for nothing, so that what a layer refuses is refused
+        before training."""
+        smallest = min(micro_batches(batch, self._options.micro_batch)[-1] for batch in batches)
         self.model.bind(self._weights, self._backend.zeros(self.model.layout.parameters))
-        self.model.gradient(*self._batches.training(0, batch))
+        self.model.gradient(*self._batches.training(0, smallest))
 
     def evaluate_at(self, weights: Array) -> None:
         """Bind the model to a copy of these weights, for evaluation."""
@@ -79,8 +93,7 @@ class LocalSGD:
         position = state.position + learner * at.batch
         for step in range(at.steps):
             self._use(weights, out)
-            x, y = self._batches.training(position, at.batch)
-            loss += self.model.gradient(x, y)
+            loss += self._gradient(position, at.batch, out[: layout.parameters])
             if not by.gradients:
                 self._step(state, step, by, out)
             weights = self._weights
@@ -99,6 +112,23 @@ class LocalSGD:
         gradient = out[: self.model.layout.parameters]
         self._bindings[key] = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
 
+    def _gradient(self, position: int, batch: int, gradient: Array) -> float:
+        """The mean loss of the samples at [position, +batch); `gradient`, which the model is bound to, becomes its
+        gradient."""
+        sizes = micro_batches(batch, self._options.micro_batch)
+        if self._total is None or len(sizes) == 1:
+            return self.model.gradient(*self._batches.training(position, batch))
+        xp, total, loss = self._backend.xp, self._total, 0.0
+        total.fill(0)
+        for size in sizes:
+            share = size / batch
+            loss += share * self.model.gradient(*self._batches.training(position, size))
+            xp.multiply(gradient, share, out=gradient)
+            xp.add(total, gradient, out=total)
+            position += size
+        xp.copyto(gradient, total)
+        return loss
+
     def _step(self, state: State, k: int, by: Numbers, out: Array) -> None:
         """Local step k by the gradient in `out`: the first leaves the anchor, the last makes the contribution."""
         options, layout, last = self._options, self.model.layout, k == by.steps - 1
@@ -114,9 +144,7 @@ class LocalSGD:
             start = (anchor, state.momentum if options.local_momentum else None)
         if last:
             end = (gradient, momenta if momenta.size else self._momentum)
-        step = kernels.LocalStep(
-            by.rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed
-        )
+        step = kernels.LocalStep(by.rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed)
         kernels.local_step(self._backend.xp, start, gradient, end, step, anchor if last else None)
 
     def _decay(self, weights: Array, gradient: Array) -> None:
