@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal import kernels
-from shoal.backend import Array, Backend, address
+from shoal.backend import Array, Backend
 from shoal.config import Train
 from shoal.data.batches import Batches
 from shoal.model.gradient import Binding, Model
@@ -68,7 +68,7 @@ class LocalSGD:
         self._momentum = backend.zeros(layout.parameters) if options.local_momentum else None
         self._total = backend.zeros(layout.parameters) if options.micro_batch else None
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
-        self._bindings: dict[tuple[int, int], Binding] = {}
+        self._bindings: dict[tuple[int, int], tuple[Binding, Array, Array]] = {}
 
     def rehearse(self, batches: Iterable[int]) -> None:
         """Compute the smallest piece of steps of these batches for nothing, so that what a layer refuses is refused
@@ -103,24 +103,24 @@ class LocalSGD:
 
     def _use(self, weights: Array, out: Array) -> None:
         """Work with these weights, the learner's own statistics, and the gradient in the contribution."""
-        key = (address(weights), address(out))
+        key = (id(weights), id(out))
         if key in self._bindings:
-            self.model.use(self._bindings[key])
+            self.model.use(self._bindings[key][0])
             return
         if len(self._bindings) == _KEPT_BINDINGS:
             self._bindings.clear()
         gradient = out[: self.model.layout.parameters]
-        self._bindings[key] = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
+        binding = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
+        self._bindings[key] = (binding, weights, out)  # which keep their ids
 
     def _gradient(self, position: int, batch: int, gradient: Array) -> float:
         """The mean loss of the samples at [position, +batch); `gradient`, which the model is bound to, becomes its
         gradient."""
-        sizes = micro_batches(batch, self._options.micro_batch)
-        if self._total is None or len(sizes) == 1:
+        if self._total is None or batch <= self._options.micro_batch:
             return self.model.gradient(*self._batches.training(position, batch))
         xp, total, loss = self._backend.xp, self._total, 0.0
         total.fill(0)
-        for size in sizes:
+        for size in micro_batches(batch, self._options.micro_batch):
             share = size / batch
             loss += share * self.model.gradient(*self._batches.training(position, size))
             xp.multiply(gradient, share, out=gradient)
