@@ -133,6 +133,19 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
 
 
 @commands.command()
+@click.option("--learners", type=click.IntRange(0), help="So many learners from now on; 0: as the schedule says.")
+@click.argument("directory", type=_FILE)
+@click.argument("ranks", type=click.IntRange(0), required=False)
+def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Let the run that is at work in DIRECTORY go on with RANKS ranks at most; 0: with all.
+
+    Ranks never change the result. Learners do: the log says when."""
+    from shoal.jobs.start import ask_to_resize
+
+    ask_to_resize(directory, ranks, learners)
+
+
+@commands.command()
 @_set
 @click.option("-n", "ranks", type=click.IntRange(1), help="Ranks of the job. Default: as many as learners at most.")
 @click.argument("config", type=_FILE)

@@ -20,6 +20,7 @@ from shoal.comm.world import World
 from shoal.config import Config
 from shoal.data.sets import DataSet
 from shoal.elastic.plan import warnings
+from shoal.elastic.policy import Policy
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
@@ -61,12 +62,15 @@ class Request:
     """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | None = None
     net: Layer | None = None
-    listeners: Sequence[OnEvent] = ()
+    policy: Policy | None = None
+    listen: Callable[[], Sequence[OnEvent]] = tuple
+    """makes the listeners, on the rank that is or becomes the master"""
 
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
     """Run it. Collective over the world. Raises InputError on all ranks alike."""
     world.waiter.timeout_s = request.config.run.timeout_s
+    world.watch_every(request.config.run.heartbeat_s)
     environment.limit_threads(request.config.run.threads)
     job = _prepare(world, request)
     recorder = _open(world, request)
@@ -79,7 +83,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
 def _prepare(world: World, request: Request) -> Job:
     job, problem = None, None
     try:
-        job = prepare(request.config, request.data, request.net)
+        job = prepare(request.config, request.data, request.net, request.policy)
     except InputError as error:
         problem = str(error)
     world.agree(problem)
@@ -89,10 +93,10 @@ def _prepare(world: World, request: Request) -> Job:
 
 
 def _open(world: World, request: Request) -> Recorder:
-    recorder, problem, lease = Recorder(None, request.config), "", ""
+    recorder, problem, lease = Recorder(request.out, request.config, request.listen), "", ""
     if world.is_master:
         try:
-            recorder = Recorder(request.out, request.config, request.resume, request.patient, request.listeners)
+            recorder.open(request.resume, request.patient)
         except InputError as error:
             problem = str(error)
         except errors.LeaseError as error:
