@@ -64,5 +64,5 @@ def prepare(config: Config, data: DataSet | None = None, net: Layer | None = Non
     order = SampleOrder(len(data.train), config.seed)
     batches = Batches(data, order, backend, moves, config.run.prefetch)
     local = LocalSGD(model, batches, config.train, backend)
-    local.rehearse(min(stage.batch for stage in plan.stages))
+    local.rehearse(stage.batch for stage in plan.stages)
     return Job(config, backend, data, plan, model, batches, local, policy)
