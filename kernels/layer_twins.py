@@ -38,7 +38,7 @@ def mirror(xp: Any, w: Any, out: Any) -> None:
 
 
 def moments(xp: Any, x: Any, sums: Any) -> None:
-    """sums = the sums of x and of x*x over the rows of each group: float64 (groups, 2, features)."""
+    """sums = the sums of x and of x*x over the rows of each group: float64 (2, groups, features)."""
     sums.fill(0)
     for total, (part,) in _parts(sums, x):
         wide = part.astype(np.float64)
@@ -113,11 +113,11 @@ def _inside(shift: int, stride: int, side: int, first: int, count: int) -> tuple
 
 def _parts(sums: Any, *arrays: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Each group's sums with the rows, at most SUM_ROWS at a time, that go into them."""
-    groups, _, features = sums.shape
+    _, groups, features = sums.shape
     shaped = [array.reshape(groups, -1, features) for array in arrays]
     for group in range(groups):
         for start in range(0, shaped[0].shape[1], SUM_ROWS):
-            yield sums[group], [array[group, start : start + SUM_ROWS] for array in shaped]
+            yield sums[:, group], [array[group, start : start + SUM_ROWS] for array in shaped]
 
 
 def _sum(xp: Any, rows: Any) -> Any:

@@ -27,7 +27,7 @@ static Py_buffer *tensor(tensors *taken, PyObject *object, int access) {
     return known ? view : NULL;
 }
 
-/* The float64 array (groups, 2, features) that sums go to. */
+/* The float64 array (2, groups, features) that sums go to. */
 static Py_buffer *sums_of(tensors *taken, PyObject *object) {
     char format = taken->format;
     taken->format = 'd';
@@ -142,8 +142,8 @@ static shoal_rows rows_of(tensors *taken, const Py_buffer *x, Py_ssize_t groups,
 static shoal_rows rows_of_sums(tensors *taken, const Py_buffer *x, const Py_buffer *sums) {
     shoal_rows of = {0};
     if (taken->fit != FITS) return of;
-    expect(taken, sums->ndim == 3 && sums->shape[1] == 2, "sums are (groups, 2, features)");
-    return taken->fit == FITS ? rows_of(taken, x, sums->shape[0], sums->shape[2]) : of;
+    expect(taken, sums->ndim == 3 && sums->shape[0] == 2, "sums are (2, groups, features)");
+    return taken->fit == FITS ? rows_of(taken, x, sums->shape[1], sums->shape[2]) : of;
 }
 
 PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count) {

@@ -82,7 +82,7 @@ class BatchNorm(Joint):
         sums = self._sums()
         loops.moments(xp, x, sums)
         mean = xp.multiply(sums[0, 0], 1 / count, out=self._feature("mean"))
-        variance = xp.multiply(sums[0, 1], 1 / count, out=sums[0, 1])
+        variance = xp.multiply(sums[1, 0], 1 / count, out=sums[1, 0])
         xp.multiply(mean, mean, out=sums[0, 0])
         xp.subtract(variance, sums[0, 0], out=variance)
         xp.maximum(variance, 0, out=variance)
@@ -118,7 +118,7 @@ class BatchNorm(Joint):
         """dbeta and dgamma, which stay in float64 too; and dz."""
         xp, sums = self.xp, self._sums()
         loops.gradient_moments(xp, dy, self._x, self._y if self.relu else None, dz, sums)
-        dbeta, dgamma = sums[0]
+        dbeta, dgamma = sums[:, 0]
         work = xp.multiply(dbeta, self._feature("mean"), out=self._feature("moved"))
         xp.subtract(dgamma, work, out=dgamma)
         xp.multiply(dgamma, self._feature("inverse"), out=dgamma)
@@ -128,7 +128,7 @@ class BatchNorm(Joint):
     def _back(self, dz: Array, y: Array | None) -> Array:
         """dx from dz, or from dy with the y that masks it."""
         xp, count = self.xp, self._x.size // self.features
-        dbeta, dgamma = self._sums()[0]
+        dbeta, dgamma = self._sums()[:, 0]
         factors = self.scratch("factors back", (3, self.features))
         scale, by_x = self._feature("scale"), self._feature("moved")
         xp.multiply(dgamma, self._feature("inverse"), out=by_x)
@@ -149,4 +149,4 @@ class BatchNorm(Joint):
         return self.scratch(what, (self.features,), np.float64)
 
     def _sums(self) -> Array:
-        return self.scratch("sums", (1, 2, self.features), np.float64)
+        return self.scratch("sums", (2, 1, self.features), np.float64)
