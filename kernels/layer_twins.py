@@ -60,14 +60,18 @@ def affine(xp: Any, x: Any, scale: Any, shift: Any | None, beside: Any | None, o
         xp.copyto(to, 0, where=to < 0)
 
 
+def masked(xp: Any, dy: Any, y: Any, dz: Any) -> None:
+    """dz = dy where y > 0, else 0: what ReLU lets back."""
+    xp.copyto(dz, dy)
+    xp.copyto(dz, 0, where=~(y > 0))
+
+
 def gradient_moments(xp: Any, dy: Any, x: Any, y: Any | None, dz: Any | None, sums: Any) -> None:
     """dz = dy, or 0 where y is given and not above 0; sums = the sums of dz and of dz*x, as `moments` does it.
 
     dz is not written where it is None."""
     if dz is not None:
-        xp.copyto(dz, dy)
-        if y is not None:
-            xp.copyto(dz, 0, where=~(y > 0))
+        xp.copyto(dz, dy) if y is None else masked(xp, dy, y, dz)
     sums.fill(0)
     for total, parts in _parts(sums, dy, x, *([] if y is None else [y])):
         wide, wide_x = parts[0].astype(np.float64), parts[1].astype(np.float64)

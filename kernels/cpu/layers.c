@@ -172,6 +172,18 @@ PyObject *cpu_gradient_moments(PyObject *self, PyObject *const *args, Py_ssize_t
     return done(&taken);
 }
 
+PyObject *cpu_masked(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 3) return no_such_call("masked(dy, y, dz)");
+    tensors taken = {0};
+    Py_buffer *dy = tensor(&taken, args[0], READ), *y = tensor(&taken, args[1], READ);
+    Py_buffer *dz = tensor(&taken, args[2], WRITE);
+    expect_equal(&taken, dy, y);
+    expect_equal(&taken, dy, dz);
+    if (taken.fit == FITS) RUN(taken, dy->len, shoal_masked, dy->buf, y->buf, dz->buf, (size_t)elements(dy))
+    return done(&taken);
+}
+
 PyObject *cpu_affine(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 6) return no_such_call("affine(x, scale, shift, beside, out, relu)");

@@ -99,6 +99,7 @@ static PyMethodDef functions[] = {
     METHOD(mirror),
     METHOD(moments),
     METHOD(affine),
+    METHOD(masked),
     METHOD(gradient_moments),
     METHOD(affine_gradient),
     {NULL, NULL, 0, NULL},

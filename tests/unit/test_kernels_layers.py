@@ -120,6 +120,7 @@ def test_passes_over_features_have_the_twins_bits(shape: Any, dtype: Any, one: b
     for relu in (False, True):
         agree(lambda by: by.affine(np, x, scale, shift if one else None, y if two else None, out, relu), out)  # noqa: B023
     agree(lambda by: by.gradient_moments(np, dy, x, y if one else None, dz if two else None, sums), sums, dz)
+    agree(lambda by: by.masked(np, dy, y, dz), dz)
     factors = numbers((3, features), dtype, 6)
     agree(lambda by: by.affine_gradient(np, dy, x, y if one else None, factors, out), out)
 
@@ -148,6 +149,7 @@ def test_what_does_not_fit_is_refused_and_other_kinds_are_the_twins() -> None:
         lambda: loops.affine(np, x, np.ones((1, 3), np.float32), None, x[:1], x),
         lambda: loops.affine_gradient(np, x, x, x[:1], np.ones((3, 3), np.float32), x),
         lambda: loops.gradient_moments(np, x, x, None, x[:1].copy(), sums),
+        lambda: loops.masked(np, x, x[:1], x),
         lambda: loops.mirror(np, x[:, :2], np.ones(5, np.float32)),
     ):
         with pytest.raises(ValueError):

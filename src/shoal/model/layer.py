@@ -120,8 +120,12 @@ class Scratch:
 
     def release(self, array: Array | None, *unless: Array | None) -> None:
         """Give back what was lent, `unless` it is the memory of one of these; what was not lent is left alone."""
-        if array is not None and not any(other is not None and other.base is array.base for other in unless):
-            self.pool.release(array)
+        if array is None:
+            return
+        for other in unless:
+            if other is not None and other.base is array.base:
+                return
+        self.pool.release(array)
 
     def keep(self, what: str, shape: Shape, make: Callable[[Shape], Kept]) -> Kept:
         """`make(shape)`, made once."""
