@@ -38,7 +38,7 @@ def mirror(xp: Any, w: Any, out: Any) -> None:
 
 
 def moments(xp: Any, x: Any, sums: Any) -> None:
-    """sums = the sums of x and of x*x over the rows of each group: float64 (groups, 2, features)."""
+    """sums = the sums of x and of x*x over the rows of each group: float64 (2, groups, features)."""
     sums.fill(0)
     for total, (part,) in _parts(sums, x):
         wide = part.astype(np.float64)
@@ -60,14 +60,18 @@ def affine(xp: Any, x: Any, scale: Any, shift: Any | None, beside: Any | None, o
         xp.copyto(to, 0, where=to < 0)
 
 
+def masked(xp: Any, dy: Any, y: Any, dz: Any) -> None:
+    """dz = dy where y > 0, else 0: what ReLU lets back."""
+    xp.copyto(dz, dy)
+    xp.copyto(dz, 0, where=~(y > 0))
+
+
 def gradient_moments(xp: Any, dy: Any, x: Any, y: Any | None, dz: Any | None, sums: Any) -> None:
     """dz = dy, or 0 where y is given and not above 0; sums = the sums of dz and of dz*x, as `moments` does it.
 
     dz is not written where it is None."""
     if dz is not None:
-        xp.copyto(dz, dy)
-        if y is not None:
-            xp.copyto(dz, 0, where=~(y > 0))
+        xp.copyto(dz, dy) if y is None else masked(xp, dy, y, dz)
     sums.fill(0)
     for total, parts in _parts(sums, dy, x, *([] if y is None else [y])):
         wide, wide_x = parts[0].astype(np.float64), parts[1].astype(np.float64)
@@ -113,11 +117,11 @@ def _inside(shift: int, stride: int, side: int, first: int, count: int) -> tuple
 
 def _parts(sums: Any, *arrays: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Each group's sums with the rows, at most SUM_ROWS at a time, that go into them."""
-    groups, _, features = sums.shape
+    _, groups, features = sums.shape
     shaped = [array.reshape(groups, -1, features) for array in arrays]
     for group in range(groups):
         for start in range(0, shaped[0].shape[1], SUM_ROWS):
-            yield sums[group], [array[group, start : start + SUM_ROWS] for array in shaped]
+            yield sums[:, group], [array[group, start : start + SUM_ROWS] for array in shaped]
 
 
 def _sum(xp: Any, rows: Any) -> Any:

@@ -68,6 +68,12 @@ def affine(xp: Any, x: Any, scale: Any, shift: Any | None, beside: Any | None, o
         twins.affine(xp, x, scale, shift, beside, out, relu)
 
 
+def masked(xp: Any, dy: Any, y: Any, dz: Any) -> None:
+    """dz = dy where y > 0: see `layer_twins.masked`."""
+    if cpu is None or xp is not np or not cpu.masked(dy, y, dz):
+        twins.masked(xp, dy, y, dz)
+
+
 def gradient_moments(xp: Any, dy: Any, x: Any, y: Any | None, dz: Any | None, sums: Any) -> None:
     """sums = the sums of dz and of dz*x, dz = dy where y > 0: see `layer_twins.gradient_moments`."""
     if cpu is None or xp is not np or not cpu.gradient_moments(dy, x, y, dz, sums):

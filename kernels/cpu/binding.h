@@ -64,6 +64,7 @@ PyObject *cpu_fold(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_mirror(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_affine(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_masked(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_gradient_moments(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_affine_gradient(PyObject *self, PyObject *const *args, Py_ssize_t count);
 

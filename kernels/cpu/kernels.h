@@ -90,6 +90,8 @@ typedef struct {
 
 void shoal_moments_f32(const void *x, double *sums, const shoal_rows *of);
 void shoal_moments_f64(const void *x, double *sums, const shoal_rows *of);
+void shoal_masked_f32(const void *dy, const void *y, void *dz, size_t n);
+void shoal_masked_f64(const void *dy, const void *y, void *dz, size_t n);
 void shoal_affine_f32(const void *x, const void *scale, const void *shift, const void *beside, void *out,
                       const shoal_rows *of, int relu);
 void shoal_affine_f64(const void *x, const void *scale, const void *shift, const void *beside, void *out,

@@ -27,7 +27,7 @@ static Py_buffer *tensor(tensors *taken, PyObject *object, int access) {
     return known ? view : NULL;
 }
 
-/* The float64 array (groups, 2, features) that sums go to. */
+/* The float64 array (2, groups, features) that sums go to. */
 static Py_buffer *sums_of(tensors *taken, PyObject *object) {
     char format = taken->format;
     taken->format = 'd';
@@ -142,8 +142,8 @@ static shoal_rows rows_of(tensors *taken, const Py_buffer *x, Py_ssize_t groups,
 static shoal_rows rows_of_sums(tensors *taken, const Py_buffer *x, const Py_buffer *sums) {
     shoal_rows of = {0};
     if (taken->fit != FITS) return of;
-    expect(taken, sums->ndim == 3 && sums->shape[1] == 2, "sums are (groups, 2, features)");
-    return taken->fit == FITS ? rows_of(taken, x, sums->shape[0], sums->shape[2]) : of;
+    expect(taken, sums->ndim == 3 && sums->shape[0] == 2, "sums are (2, groups, features)");
+    return taken->fit == FITS ? rows_of(taken, x, sums->shape[1], sums->shape[2]) : of;
 }
 
 PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -169,6 +169,18 @@ PyObject *cpu_gradient_moments(PyObject *self, PyObject *const *args, Py_ssize_t
     expect_equal(&taken, x, dz);
     if (taken.fit == FITS)
         RUN(taken, x->len, shoal_gradient_moments, dy->buf, x->buf, memory(y), memory(dz), sums->buf, &of)
+    return done(&taken);
+}
+
+PyObject *cpu_masked(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 3) return no_such_call("masked(dy, y, dz)");
+    tensors taken = {0};
+    Py_buffer *dy = tensor(&taken, args[0], READ), *y = tensor(&taken, args[1], READ);
+    Py_buffer *dz = tensor(&taken, args[2], WRITE);
+    expect_equal(&taken, dy, y);
+    expect_equal(&taken, dy, dz);
+    if (taken.fit == FITS) RUN(taken, dy->len, shoal_masked, dy->buf, y->buf, dz->buf, (size_t)elements(dy))
     return done(&taken);
 }
 

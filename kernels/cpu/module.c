@@ -110,6 +110,7 @@ static PyMethodDef functions[] = {
     METHOD(mirror),
     METHOD(moments),
     METHOD(affine),
+    METHOD(masked),
     METHOD(gradient_moments),
     METHOD(affine_gradient),
     METHOD(gather),

@@ -115,26 +115,27 @@ def test_passes_over_features_have_the_twins_bits(shape: Any, dtype: Any, one: b
     groups, _, features = shape
     x, dy, y = (numbers(shape, dtype, seed, odd) for seed in (1, 2, 3))
     scale, shift, out = numbers((groups, features), dtype, 4), numbers((groups, features), dtype, 5), np.zeros_like(x)
-    sums, dz = np.full((groups, 2, features), 7.0), np.zeros_like(x)
+    sums, dz = np.full((2, groups, features), 7.0), np.zeros_like(x)
     agree(lambda by: by.moments(np, x, sums), sums)
     for relu in (False, True):
         agree(lambda by: by.affine(np, x, scale, shift if one else None, y if two else None, out, relu), out)  # noqa: B023
     agree(lambda by: by.gradient_moments(np, dy, x, y if one else None, dz if two else None, sums), sums, dz)
+    agree(lambda by: by.masked(np, dy, y, dz), dz)
     factors = numbers((3, features), dtype, 6)
     agree(lambda by: by.affine_gradient(np, dy, x, y if one else None, factors, out), out)
 
 
 def test_sums_are_float64_and_over_the_rows_of_each_group() -> None:
     x = np.float32(1e4) + numbers((3, 500, 18), np.float32, 1)
-    sums = np.empty((3, 2, 18))
+    sums = np.empty((2, 3, 18))
     loops.moments(np, x, sums)
     wide = x.astype(np.float64)
-    np.testing.assert_allclose(sums, np.stack([wide.sum(1), (wide**2).sum(1)], 1), rtol=1e-13)
+    np.testing.assert_allclose(sums, np.stack([wide.sum(1), (wide**2).sum(1)]), rtol=1e-13)
 
 
 @compiled
 def test_what_does_not_fit_is_refused_and_other_kinds_are_the_twins() -> None:
-    x, sums = np.ones((2, 4, 4, 3), np.float32), np.empty((1, 2, 3))
+    x, sums = np.ones((2, 4, 4, 3), np.float32), np.empty((2, 1, 3))
     windows, block = loops.Windows(3, padding=1), loops.Block(0, 2, 0, 4)
     rows = np.empty((32, 27), np.float32)
     for wrong in (
@@ -142,12 +143,13 @@ def test_what_does_not_fit_is_refused_and_other_kinds_are_the_twins() -> None:
         lambda: loops.unfold(np, x, windows, loops.Block(0, 2, 1, 4), rows),
         lambda: loops.unfold(np, x, windows, block, rows[:-1]),
         lambda: loops.unfold(np, x, loops.Windows(7), block, rows),
-        lambda: loops.moments(np, x, np.empty((5, 2, 3))),
-        lambda: loops.moments(np, x, np.empty((1, 3, 2))),
+        lambda: loops.moments(np, x, np.empty((2, 5, 3))),
+        lambda: loops.moments(np, x, np.empty((1, 2, 3))),
         lambda: loops.affine(np, x, np.ones((1, 3), np.float32), np.ones((1, 4), np.float32), None, x),
         lambda: loops.affine(np, x, np.ones((1, 3), np.float32), None, x[:1], x),
         lambda: loops.affine_gradient(np, x, x, x[:1], np.ones((3, 3), np.float32), x),
         lambda: loops.gradient_moments(np, x, x, None, x[:1].copy(), sums),
+        lambda: loops.masked(np, x, x[:1], x),
         lambda: loops.mirror(np, x[:, :2], np.ones(5, np.float32)),
     ):
         with pytest.raises(ValueError):
@@ -156,12 +158,12 @@ def test_what_does_not_fit_is_refused_and_other_kinds_are_the_twins() -> None:
     assert not cpu.moments(x, sums.astype(np.float32))
     assert not cpu.moments(x[:, ::2], sums)
     loops.moments(np, x[:, ::2], sums)
-    assert sums[0].tolist() == [[16.0] * 3] * 2
+    assert sums.tolist() == [[[16.0] * 3]] * 2
 
 
 @compiled
 def test_the_loops_allocate_nothing() -> None:
-    x, sums = np.ones((8, 16, 16, 32), np.float32), np.empty((1, 2, 32))
+    x, sums = np.ones((8, 16, 16, 32), np.float32), np.empty((2, 1, 32))
     windows, block = loops.Windows(3, padding=1), loops.Block(0, 8, 0, 16)
     rows, scale = np.empty((8 * 256, 288), np.float32), np.ones((1, 32), np.float32)
     out = np.empty_like(x)

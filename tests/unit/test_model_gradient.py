@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 from types import SimpleNamespace
 
@@ -27,6 +28,9 @@ from shoal.model import (
     Sigmoid,
     build,
     check_fit,
+    resnet18,
+    resnet20,
+    senet18,
 )
 
 BACKEND = numpy_backend()
@@ -51,6 +55,7 @@ NETS = {
     "convnet-s": lambda: build(options("convnet-s"), IMAGE, 3),
     "convnet-s-norm": lambda: build(options("convnet-s", batchnorm=True), IMAGE, 3),
     "residual": residual,
+    **{make.__name__: functools.partial(make, 2, 3, 1) for make in (resnet18, resnet20, senet18)},
 }
 
 
@@ -89,6 +94,16 @@ def test_gradient_of_whole_nets_along_random_directions(name, loss):
             values.append(model.gradient(x, y))
         expected = (values[0] - values[1]) / (2 * step)
         assert float(exact @ direction) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("make", "width", "count"), [
+    (resnet18, 64, 11_173_962), (senet18, 64, 11_260_354), (resnet20, 16, 272_474),
+])  # fmt: skip
+def test_the_papers_nets_have_the_published_numbers_of_parameters(make, width, count):
+    model = Model(make(width), (32, 32, 3), "cross-entropy", BACKEND)
+    assert sum(one.size for one in model.layout.tensors if one.kind != "statistic") == count
+    named = build(options(make.__name__, width=width), (32, 32, 3), 10)
+    assert Model(named, (32, 32, 3), "cross-entropy", BACKEND).layout.describe() == model.layout.describe()
 
 
 def test_loss_values_are_the_plain_formulas():

@@ -61,7 +61,7 @@ class Conv2d(Layer):
         if self._pointwise:
             self.xp.matmul(x.reshape(-1, self.inputs), weight, out=rows)
         else:
-            for block, at, columns in self._blocks(x, self.windows):
+            for block, at, columns in self._blocks("y", x, self.windows):
                 loops.unfold(self.xp, x, self.windows, block, columns)
                 self.xp.matmul(columns, weight, out=rows[at])
         if self.bias:
@@ -98,7 +98,7 @@ class Conv2d(Layer):
         total = _Sum(self.gradients["weight"].reshape(-1, self.outputs), self.scratch, self.xp)
         if dx is not None:
             dx.fill(0)
-        for block, at, columns in self._blocks(self._x, self.windows):
+        for block, at, columns in self._blocks("y", self._x, self.windows):
             loops.unfold(self.xp, self._x, self.windows, block, columns)
             total.add_product(columns.T, rows[at])
             if dx is not None:
@@ -116,7 +116,7 @@ class Conv2d(Layer):
         loops.mirror(xp, self.values["weight"], weight)
         matrix, rows_x, rows_dx = (one.reshape(-1, self.inputs) for one in (weight, self._x, dx))
         total = _Sum(by_weight.reshape(-1, self.inputs), self.scratch, xp)
-        for block, at, columns in self._blocks(dy, windows):
+        for block, at, columns in self._blocks("dx", dy, windows):
             loops.unfold(xp, dy, windows, block, columns)
             xp.matmul(columns, matrix, out=rows_dx[at])
             total.add_product(columns.T, rows_x[at])
@@ -125,21 +125,30 @@ class Conv2d(Layer):
         self.scratch.release(weight)
         self.scratch.release(by_weight)
 
-    def _blocks(self, images: Array, windows: Windows) -> Iterator[tuple[Block, slice, Array]]:
+    def _blocks(self, what: str, images: Array, windows: Windows) -> Iterator[tuple[Block, slice, Array]]:
         """The output pixels of `windows` in blocks: each block, its rows of all pixels, memory for its windows."""
-        batch, height, width, channels = images.shape
-        row = self.kernel * self.kernel * channels
-        least = max(BLOCK_BYTES // self.scratch.dtype.itemsize, BLOCK_WEIGHTS * row * self.outputs)
-        lines, columns = windows.along(height), windows.along(width)
-        start = 0
-        work: Array = None
-        for block in cut(batch, lines, max(1, least // (row * columns))):
-            rows = block.images * block.lines * columns
-            if work is None:  # the first is the largest
-                work = self.scratch.lend((rows, row))
-            yield block, slice(start, start + rows), work[:rows]
-            start += rows
+
+        def plan(shape: Shape) -> tuple[tuple[Block, slice], ...]:
+            return tuple(self._cut(shape, windows))
+
+        blocks = self.scratch.keep(what, images.shape, plan)
+        rows, row = blocks[0][1].stop, self.kernel * self.kernel * images.shape[3]
+        work = self.scratch.lend((rows, row))
+        for block, at in blocks:
+            count = at.stop - at.start
+            yield block, at, work if count == rows else work[:count]
         self.scratch.release(work)
+
+    def _cut(self, shape: Shape, windows: Windows) -> Iterator[tuple[Block, slice]]:
+        """Each block and its rows of all; the first is the largest."""
+        batch, height, width, channels = shape
+        row, columns = self.kernel * self.kernel * channels, windows.along(width)
+        numbers = max(BLOCK_BYTES // self.scratch.dtype.itemsize, BLOCK_WEIGHTS * row * self.outputs)
+        start = 0
+        for block in cut(batch, windows.along(height), max(1, numbers // (row * columns))):
+            rows = block.images * block.lines * columns
+            yield block, slice(start, start + rows)
+            start += rows
 
 
 class _Sum:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from shoal.backend import Array, Backend, address
+from shoal.backend import Array, Backend
 from shoal.errors import InputError
 from shoal.model.flat import Shape, Tensor
 
@@ -32,49 +32,62 @@ Kept = TypeVar("Kept")
 class Pool:
     """Aligned memory that the layers of a net lend from, all of it free at the end of a step.
 
-    An array is as long as the longest that any layer keeps, so that one serves as another's; the last released is
+    Arrays are as long as the longest that any layer keeps, where that is enough, so that one serves as another's and
+    no step needs more of them than the first; a system gives memory to what is touched only. The last released is
     the first to be lent again, while it is in the cache.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.longest_bytes = 0
-        self._memory: dict[int, Array] = {}
-        self._free: list[int] = []
-        self._views: dict[tuple[int, Shape, Any], Array] = {}
+        self._least_bytes = 0
+        self._lent: dict[int, _Memory] = {}
+        self._free: dict[int, list[_Memory]] = {}
+
+    def expect(self, n_bytes: int) -> None:
+        """A layer keeps an array of this length."""
+        if n_bytes > self._least_bytes:
+            self._least_bytes = n_bytes
+            self._free = {size: free for size, free in self._free.items() if size >= n_bytes}
 
     def lend(self, shape: Shape, dtype: Any) -> Array:
         """An array of any values, the caller's until it is released."""
-        n_bytes = math.prod(shape) * dtype.itemsize
-        place = next((i for i in range(len(self._free) - 1, -1, -1) if self._bytes(i) >= n_bytes), None)
-        if place is None:
-            made = self.backend.empty(max(n_bytes, self.longest_bytes), np.uint8)
-            start = address(made)
-            self._memory[start] = made
-        else:
-            start = self._free.pop(place)
-        found = self._views.get((start, shape, dtype))
-        if found is None:
-            found = self._memory[start][:n_bytes].view(dtype).reshape(shape)
-            self._views[start, shape, dtype] = found
-        return found
+        size = max(math.prod(shape) * dtype.itemsize, self._least_bytes)
+        free = self._free.get(size)
+        memory = free.pop() if free else _Memory(self.backend, size)
+        self._lent[memory.key] = memory
+        return memory.array(shape, dtype)
 
-    def release(self, start: int) -> None:
-        """Take back what was lent at this address; any other is left alone."""
-        if start in self._memory and start not in self._free:
-            self._free.append(start)
+    def release(self, array: Array) -> None:
+        """Take back a lent array, or a view of it; any other is left alone."""
+        memory = self._lent.pop(id(array.base), None)
+        if memory is not None and memory.size >= self._least_bytes:
+            self._free.setdefault(memory.size, []).append(memory)
 
     def release_all(self) -> None:
         """Take back what is still lent."""
-        self._free = sorted(self._memory)
+        for memory in tuple(self._lent.values()):
+            self.release(memory.bytes)
 
     @property
     def total_bytes(self) -> int:
         """The memory held now."""
-        return sum(memory.nbytes for memory in self._memory.values())
+        return sum(one.size for one in (*self._lent.values(), *(one for free in self._free.values() for one in free)))
 
-    def _bytes(self, place: int) -> int:
-        return int(self._memory[self._free[place]].nbytes)
+
+class _Memory:
+    """Bytes, and the arrays that they have been, which share one base: `key` is its id."""
+
+    def __init__(self, backend: Backend, size: int) -> None:
+        self.size, self.bytes = size, backend.empty(size, np.uint8)
+        self.key = id(self.bytes.base)
+        self._arrays: dict[tuple[Shape, Any], Array] = {}
+
+    def array(self, shape: Shape, dtype: Any) -> Array:
+        found = self._arrays.get((shape, dtype))
+        if found is None:
+            found = self.bytes[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+            self._arrays[shape, dtype] = found
+        return found
 
 
 class Scratch:
@@ -98,7 +111,7 @@ class Scratch:
             if fill is not None:
                 found.fill(fill)
             self._arrays[what, shape] = found
-            self.pool.longest_bytes = max(self.pool.longest_bytes, found.nbytes)
+            self.pool.expect(found.nbytes)
         return found
 
     def lend(self, shape: Shape) -> Array:
@@ -109,9 +122,10 @@ class Scratch:
         """Give back what was lent, `unless` it is the memory of one of these; what was not lent is left alone."""
         if array is None:
             return
-        start = address(array)
-        if all(other is None or address(other) != start for other in unless):
-            self.pool.release(start)
+        for other in unless:
+            if other is not None and other.base is array.base:
+                return
+        self.pool.release(array)
 
     def keep(self, what: str, shape: Shape, make: Callable[[Shape], Kept]) -> Kept:
         """`make(shape)`, made once."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from shoal.backend import Array
+from shoal.kernels import layers as loops
 from shoal.model.flat import Shape, Tensor
 from shoal.model.layer import Layer, check_layer, check_sizes
 
@@ -62,9 +63,8 @@ class ReLU(Layer):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         dx = self.scratch.lend(dy.shape)
-        positive = self.xp.greater(self._y, 0, out=self.scratch("positive", dy.shape, bool))
-        self.xp.copyto(dx, positive)
-        return self.xp.multiply(dx, dy, out=dx)
+        loops.masked(self.xp, dy, self._y, dx)
+        return dx
 
 
 class Sigmoid(Layer):

@@ -58,47 +58,47 @@ class BatchNorm(Joint):
         return input_shape
 
     def join(self, x: Array, beside: Array | None, training: bool) -> Array:
+        xp, (mean, inverse, scale, shift, _) = self.xp, self._features
         if training:
-            mean, inverse = self._measure(x)
+            self._measure(x)
         else:
-            mean, inverse = self.values["mean"], self._inverse_root(self.values["variance"])
-        scale, shift = self._feature("scale"), self._feature("shift")
-        self.xp.multiply(self.values["gamma"], inverse, out=scale)
-        self.xp.multiply(mean, scale, out=shift)
-        self.xp.subtract(self.values["beta"], shift, out=shift)
+            xp.copyto(mean, self.values["mean"])
+            self._invert_root(self.values["variance"])
+        xp.multiply(self.values["gamma"], inverse, out=scale)
+        xp.multiply(mean, scale, out=shift)
+        xp.subtract(self.values["beta"], shift, out=shift)
         factors = self.scratch("factors", (2, 1, self.features))
-        self.xp.copyto(factors[0, 0], scale, casting="same_kind")
-        self.xp.copyto(factors[1, 0], shift, casting="same_kind")
+        xp.copyto(factors[0, 0], scale, casting="same_kind")
+        xp.copyto(factors[1, 0], shift, casting="same_kind")
         y = self.scratch("y", x.shape)
-        loops.affine(self.xp, x, factors[0], factors[1], beside, y, self.relu)
+        loops.affine(xp, x, factors[0], factors[1], beside, y, self.relu)
         self._x, self._y = x, y
         return y
 
-    def _measure(self, x: Array) -> tuple[Array, Array]:
-        """The batch's mean and 1 / sqrt(variance + epsilon), float64; moves the running statistics."""
+    def _measure(self, x: Array) -> None:
+        """Take the batch's mean and variance; move the running statistics."""
         xp, count = self.xp, x.size // self.features
         if count < 2:
             raise InputError(f"layer {self.title} trains on 1 value a feature, which has no variance: use batch >= 2")
-        sums = self._sums()
+        sums, mean = self._sums, self._features[0]
         loops.moments(xp, x, sums)
-        mean = xp.multiply(sums[0, 0], 1 / count, out=self._feature("mean"))
-        variance = xp.multiply(sums[0, 1], 1 / count, out=sums[0, 1])
+        xp.multiply(sums[0, 0], 1 / count, out=mean)
+        variance = xp.multiply(sums[1, 0], 1 / count, out=sums[1, 0])
         xp.multiply(mean, mean, out=sums[0, 0])
         xp.subtract(variance, sums[0, 0], out=variance)
         xp.maximum(variance, 0, out=variance)
-        inverse = self._inverse_root(variance)
+        self._invert_root(variance)
         self._move("mean", mean, 1)
         self._move("variance", variance, count / (count - 1))
-        return mean, inverse
 
-    def _inverse_root(self, variance: Array) -> Array:
-        inverse = self.xp.add(variance, self.epsilon, out=self._feature("inverse"))
+    def _invert_root(self, variance: Array) -> None:
+        inverse = self.xp.add(variance, self.epsilon, out=self._features[1])
         self.xp.sqrt(inverse, out=inverse)
-        return self.xp.divide(1, inverse, out=inverse)
+        self.xp.divide(1, inverse, out=inverse)
 
     def _move(self, name: str, batch: Array, factor: float) -> None:
         """Move a running statistic towards the batch's times `factor`."""
-        running, moved = self.values[name], self._feature("moved")
+        running, moved = self.values[name], self._features[4]
         self.xp.multiply(running, 1 - self.share, out=running)
         self.xp.multiply(batch, self.share * factor, out=moved)
         self.xp.add(running, moved, out=running, casting="same_kind")
@@ -116,24 +116,24 @@ class BatchNorm(Joint):
 
     def _sum_gradient(self, dy: Array, dz: Array | None) -> None:
         """dbeta and dgamma, which stay in float64 too; and dz."""
-        xp, sums = self.xp, self._sums()
+        xp, sums, (mean, inverse, _, _, work) = self.xp, self._sums, self._features
         loops.gradient_moments(xp, dy, self._x, self._y if self.relu else None, dz, sums)
-        dbeta, dgamma = sums[0]
-        work = xp.multiply(dbeta, self._feature("mean"), out=self._feature("moved"))
+        dbeta, dgamma = sums[:, 0]
+        xp.multiply(dbeta, mean, out=work)
         xp.subtract(dgamma, work, out=dgamma)
-        xp.multiply(dgamma, self._feature("inverse"), out=dgamma)
+        xp.multiply(dgamma, inverse, out=dgamma)
         xp.copyto(self.gradients["beta"], dbeta, casting="same_kind")
         xp.copyto(self.gradients["gamma"], dgamma, casting="same_kind")
 
     def _back(self, dz: Array, y: Array | None) -> Array:
         """dx from dz, or from dy with the y that masks it."""
-        xp, count = self.xp, self._x.size // self.features
-        dbeta, dgamma = self._sums()[0]
+        xp, (mean, inverse, scale, _, by_x) = self.xp, self._features
+        count = self._x.size // self.features
+        dbeta, dgamma = self._sums[:, 0]
         factors = self.scratch("factors back", (3, self.features))
-        scale, by_x = self._feature("scale"), self._feature("moved")
-        xp.multiply(dgamma, self._feature("inverse"), out=by_x)
+        xp.multiply(dgamma, inverse, out=by_x)
         xp.multiply(by_x, -1 / count, out=by_x)
-        xp.multiply(by_x, self._feature("mean"), out=dgamma)
+        xp.multiply(by_x, mean, out=dgamma)
         xp.multiply(dbeta, 1 / count, out=dbeta)
         xp.add(dbeta, dgamma, out=dbeta)
         xp.copyto(factors[0], scale, casting="same_kind")
@@ -144,9 +144,14 @@ class BatchNorm(Joint):
         loops.affine_gradient(xp, dz, self._x, y, factors, dx)
         return dx
 
-    def _feature(self, what: str) -> Array:
-        """One number a feature, float64."""
-        return self.scratch(what, (self.features,), np.float64)
+    @property
+    def _features(self) -> tuple[Array, ...]:
+        """Float64, a number a feature: mean, 1 / sqrt(variance + epsilon), scale and shift of x, and work memory."""
+        return self.scratch.keep("features", (5, self.features), lambda shape: tuple(self._wide("features", shape)))
 
+    @property
     def _sums(self) -> Array:
-        return self.scratch("sums", (1, 2, self.features), np.float64)
+        return self._wide("sums", (2, 1, self.features))
+
+    def _wide(self, what: str, shape: Shape) -> Array:
+        return self.scratch(what, shape, np.float64)

@@ -95,7 +95,8 @@ class SqueezeExcitation(Joint):
     def join(self, x: Array, beside: Array | None, training: bool) -> Array:
         sums, means = self._sums(x), self.scratch("means", (len(x), self.features))
         loops.moments(self.xp, x, sums)
-        self.xp.multiply(sums[:, 0], len(x) * self.features / x.size, out=means, casting="same_kind")
+        mean = self.xp.multiply(sums[0], len(x) * self.features / x.size, out=sums[0])
+        self.xp.copyto(means, mean, casting="same_kind")
         self._x, self._scale = x, self.gate.forward(means, training)
         y = self.scratch("y", x.shape)
         loops.affine(self.xp, x, self._scale, None, beside, y)
@@ -105,7 +106,7 @@ class SqueezeExcitation(Joint):
         """dx = dy * scale + a pixel's share of the gradient that came through the mean."""
         sums, by_scale = self._sums(dy), self.scratch("by scale", self._scale.shape)
         loops.gradient_moments(self.xp, dy, self._x, None, None, sums)
-        self.xp.copyto(by_scale, sums[:, 1], casting="same_kind")
+        self.xp.copyto(by_scale, sums[1], casting="same_kind")
         by_mean = self.gate.backward(by_scale)
         assert by_mean is not None
         share = self.xp.multiply(by_mean, len(dy) * self.features / dy.size, out=by_scale)
@@ -119,4 +120,4 @@ class SqueezeExcitation(Joint):
 
     def _sums(self, x: Array) -> Array:
         """Of each channel of each image of x."""
-        return self.scratch("sums", (len(x), 2, self.features), np.float64)
+        return self.scratch("sums", (2, len(x), self.features), np.float64)
