@@ -57,10 +57,12 @@ class Model(_Section, frozen=True):
 
     net: str = "convnet-s"
     """mlp or convnet-s"""
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """cross-entropy for labels, mse for regression targets"""
+    loss: Literal["cross-entropy", "mse", "own"] = "cross-entropy"
+    """cross-entropy for labels, mse for regression targets; own: a function of a PyTorch model"""
     hidden: tuple[Positive, ...] = (64,)
     """mlp: widths of the hidden layers"""
+    dropout: Share = 0.0
+    """mlp: the share of each hidden layer's outputs that is dropped in training, by sample and epoch"""
     width: Positive = 16
     """convnet-s: channels of the first convolution"""
     batchnorm: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ import numpy as np
 import shoal
 from shoal import kernels
 
-SAME_BITS = ("cpu", "blas", "threads", "numpy")
+SAME_BITS = ("cpu", "blas", "threads", "numpy", "torch")
 """What must be equal for a resumed run to have the bits of the uninterrupted one."""
 
 
 def limit_threads(threads: int) -> None:
-    """Let the BLAS of this process use so many threads, whatever the environment says."""
+    """Let the BLAS of this process use so many threads, and PyTorch, whatever the environment says."""
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def describe() -> dict[str, Any]:
@@ -39,6 +42,7 @@ def describe() -> dict[str, Any]:
         **_blas(),
         "backend": "numpy",
         "kernels": kernels.backing(),
+        **({"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}),
     }
 
 

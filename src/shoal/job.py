@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from dataclasses import dataclass
-
-import numpy as np
 
 from shoal import config as configs
 from shoal.backend import Backend, numpy_backend
 from shoal.config import Config
-from shoal.data.batches import Batches
+from shoal.data.batches import Batches, BatchSource
+from shoal.data.mapstyle import MapData
 from shoal.data.order import SampleOrder
 from shoal.data.sets import DataSet, open_set
 from shoal.elastic.plan import Plan, make_plan
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
 from shoal.model.nets import build
+from shoal.model.trainable import OwnModel, Trainable
 from shoal.sgd.optimizer import LocalSGD
 
 
@@ -27,10 +26,10 @@ class Job:
 
     config: Config
     backend: Backend
-    data: DataSet
+    data: DataSet | MapData
     plan: Plan
-    model: Model
-    batches: Batches
+    model: Trainable
+    batches: BatchSource
     local: LocalSGD
 
     def fingerprint(self) -> bytes:
@@ -39,23 +38,29 @@ class Job:
 
     @functools.cached_property
     def data_sum(self) -> str:
-        """A checksum over all samples and targets, and how samples are mapped."""
-        splits = [split for split in (self.data.train, self.data.test, self.data.validation) if split is not None]
-        total = 0
-        for array in (self.data.shift, self.data.scale, *(a for split in splits for a in (split.x, split.y))):
-            total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(repr(array.shape).encode(), total))
-        return f"{total:08x}"
+        """The data's checksum."""
+        return self.data.checksum()
 
 
-def prepare(config: Config, data: DataSet | None = None, net: Layer | None = None) -> Job:
+def prepare(config: Config, data: DataSet | MapData | None = None, net: Layer | OwnModel | None = None) -> Job:
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
     plan = make_plan(config, len(data.train))
-    net = build(config.model, data.sample_shape, data.outputs) if net is None else net
-    model = Model(net, data.sample_shape, config.model.loss, backend)
-    check_fit(data, model)
-    batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
+    model = _model(config, data, net, backend)
+    order = SampleOrder(len(data.train), config.seed)
+    batches: BatchSource = Batches(data, order, backend) if isinstance(data, DataSet) else data.batches(order, backend)
     local = LocalSGD(model, batches, config.train, backend)
     local.rehearse(min(stage.batch for stage in plan.stages))
     return Job(config, backend, data, plan, model, batches, local)
+
+
+def _model(config: Config, data: DataSet | MapData, net: Layer | OwnModel | None, backend: Backend) -> Trainable:
+    """The user's model, or one of the net, or of the net that the config names."""
+    if isinstance(net, OwnModel):
+        net.prepare(data, backend, config.seed)
+        return net
+    net = build(config.model, data.sample_shape, data.outputs) if net is None else net
+    model = Model(net, data.sample_shape, config.model.loss, backend, seed=config.seed)
+    check_fit(data, model)
+    return model

@@ -18,11 +18,13 @@ from shoal import environment, errors, kernels
 from shoal.comm.collectives import broadcast_bytes
 from shoal.comm.world import World
 from shoal.config import Config
+from shoal.data.mapstyle import MapData
 from shoal.data.sets import DataSet
 from shoal.elastic.plan import warnings
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
+from shoal.model.trainable import OwnModel
 from shoal.record.recorder import OnEvent, Recorder
 from shoal.training import Training
 
@@ -59,8 +61,8 @@ class Request:
     resume: bool = False
     patient: bool = True
     """on a resume, wait for the lease of a job that is just ending"""
-    data: DataSet | None = None
-    net: Layer | None = None
+    data: DataSet | MapData | None = None
+    net: Layer | OwnModel | None = None
     listeners: Sequence[OnEvent] = ()
 
 
@@ -188,7 +190,7 @@ def _slow_paths(world: World, job: Job, training: Training) -> Iterator[str]:
 
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
     header = next((event for event in recorder.history if event["event"] == "header"), {})
-    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here[key]]
+    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here.get(key)]
     if changed:
         recorder.event(
             "warning",

@@ -116,9 +116,8 @@ class Training:
         self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
-        tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
         progress = msgspec.to_builtins(self.state.progress)
-        return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
+        return {"progress": progress, "tensors": self._job.model.layout.table(), "data": self._job.data_sum}
 
     def _stop_reason(self) -> str:
         return "a signal" if self._stop_requested() else self._recorder.stop_requested()

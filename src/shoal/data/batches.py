@@ -7,11 +7,23 @@ so a sample has the same bits in whatever batch, chunk or process it appears.
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from shoal.backend import Array, Backend
 from shoal.data.order import SampleOrder
 from shoal.data.sets import DataSet, Split
+
+
+class BatchSource(Protocol):
+    """What gives batches; `Batches` says what each call does."""
+
+    def training(self, position: int, count: int) -> tuple[Array, Array]: ...
+
+    def chosen(self, indices: np.ndarray) -> tuple[Array, Array]: ...
+
+    def chunk(self, split: Any, start: int, stop: int) -> tuple[Array, Array]: ...
 
 
 class Batches:

@@ -1,6 +1,6 @@
 """The nets that a config can name.
 
-    mlp          flatten, then a linear layer and ReLU for each width of `hidden`, then a linear layer
+    mlp          flatten, then a linear layer, ReLU and `dropout` for each width of `hidden`, then a linear layer
     convnet-s    3x3 convolution to `width` channels, max pooling by 2, ReLU; 3x3 convolution to 4 `width`
                  channels, ReLU; max pooling down to 4 to 7 pixels a side; a linear layer
 
@@ -18,6 +18,7 @@ from typing import Protocol
 
 from shoal.errors import InputError
 from shoal.model.convolution import Conv2d
+from shoal.model.dropout import Dropout
 from shoal.model.flat import Shape
 from shoal.model.layer import Layer, check_sizes
 from shoal.model.layers import Flatten, Linear, ReLU, Sequential
@@ -29,12 +30,15 @@ POOLED_SIDE = 4
 
 
 class NetOptions(Protocol):
-    """What `build` reads: the net's name, the mlp's hidden widths, the convnet's width (0: 16), batch norm."""
+    """What `build` reads: the net's name, the mlp's hidden widths and dropout, the convnet's width (0: 16), batch
+    norm."""
 
     @property
     def net(self) -> str: ...
     @property
     def hidden(self) -> Sequence[int]: ...
+    @property
+    def dropout(self) -> float: ...
     @property
     def width(self) -> int: ...
     @property
@@ -58,6 +62,7 @@ def _mlp(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
         check_sizes("net mlp", hidden=width)
         layers.append(Linear(inputs, width, bias=not options.batchnorm))
         layers += _activation(width, options.batchnorm)
+        layers += [Dropout(options.dropout)] if options.dropout else []
         inputs = width
     return Sequential(*layers, Linear(inputs, outputs))
 

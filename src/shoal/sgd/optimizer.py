@@ -11,8 +11,8 @@ from __future__ import annotations
 from shoal import kernels
 from shoal.backend import Array, Backend
 from shoal.config import Train
-from shoal.data.batches import Batches
-from shoal.model.gradient import Model
+from shoal.data.batches import BatchSource
+from shoal.model.trainable import Trainable
 from shoal.sgd.interfaces import Settings, State
 
 
@@ -26,7 +26,7 @@ def averages_momentum(options: Train, steps: int) -> bool:
     return steps > 1 and options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
 
 
-def contribution_size(model: Model, options: Train) -> int:
+def contribution_size(model: Trainable, options: Train) -> int:
     """How many numbers a learner brings to a reduction: the whole model, and m where it may be averaged."""
     with_momentum = options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
     return model.layout.size + (model.layout.parameters if with_momentum else 0)
@@ -35,7 +35,7 @@ def contribution_size(model: Model, options: Train) -> int:
 class LocalSGD:
     """The work memory of one rank, used by its learners one after another."""
 
-    def __init__(self, model: Model, batches: Batches, options: Train, backend: Backend) -> None:
+    def __init__(self, model: Trainable, batches: BatchSource, options: Train, backend: Backend) -> None:
         self.model, self._batches, self._options, self._xp = model, batches, options, backend.xp
         layout = model.layout
         self.weights = backend.zeros(layout.size)
@@ -65,7 +65,7 @@ class LocalSGD:
         position, loss = state.position + learner * at.batch, 0.0
         for _ in range(at.steps):
             x, y = self._batches.training(position, at.batch)
-            loss += self.model.gradient(x, y)
+            loss += self.model.gradient(x, y, position)
             if not shared:
                 kernels.local_step(xp, parameters, self._gradient, momentum, step)
             position += at.learners * at.batch
