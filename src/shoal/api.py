@@ -7,10 +7,10 @@ job calls `train`; reserves sleep inside it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -134,6 +134,8 @@ def _input(
     if isinstance(model, OwnModel):
         tree["model"]["loss"] = model.loss_name
     tree["data"]["set"] = data if isinstance(data, str) else getattr(data, "name", "arrays")
+    if (validation := _validation(data)) is not None and "validation" not in tree["data"]:
+        tree["data"]["validation"] = validation
     tree["learners"] = {"schedule": learners if isinstance(learners, str) else [dict(stage) for stage in learners]}
     tree["averaging"] = msgspec.to_builtins(averaging or Averaging())
     if isinstance(learning_rate, LearningRate):
@@ -147,7 +149,7 @@ def _input(
 def _check_model(model: object, options: Mapping[str, Any]) -> None:
     if isinstance(model, OwnModel) and "loss" in options:
         raise InputError(
-            "loss is given to shoal.train beside a model that has its own; give it to that: Model(.., loss)"
+            "loss is given to shoal.train, and the model has one of its own; give it there: Model(module, loss)"
         )
     if isinstance(model, Layer | OwnModel | str):
         return
@@ -158,13 +160,29 @@ def _check_model(model: object, options: Mapping[str, Any]) -> None:
     )
 
 
+def _are_datasets(data: object) -> TypeGuard[tuple[MapStyle, ...]]:
+    """(train, test) or (train, test, validation), not arrays."""
+    return isinstance(data, tuple | list) and len(data) in (2, 3) and not any(hasattr(part, "dtype") for part in data)
+
+
+def _validation(data: object) -> float | None:
+    """The share that a validation set, which is given apart, has of the samples for training."""
+    parts: tuple[object, ...] = (None, None)
+    if isinstance(data, MapData):
+        parts = data.train, data.validation
+    elif _are_datasets(data) and len(data) == 3:
+        parts = data[0], data[2]
+    lengths = [len(part) for part in parts if isinstance(part, Sized)]
+    return lengths[1] / max(1, sum(lengths)) if len(lengths) == 2 else None
+
+
 def _data(data: Data | Arrays | tuple[MapStyle, ...] | str, config: Config) -> Data:
     if isinstance(data, DataSet | MapData):
         return data
     if isinstance(data, str):
         return open_set(config.data, config.seed)
-    if len(data) in (2, 3) and not any(hasattr(part, "dtype") for part in data):
-        if config.data.validation:
+    if _are_datasets(data):
+        if config.data.validation and len(data) == 2:
             raise InputError(
                 f"data.validation is {config.data.validation}, and cannot be held out of a dataset; "
                 "give one as the third: data=(train, test, validation)"

@@ -26,8 +26,8 @@ def limit_threads(threads: int) -> None:
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
 
 
 def describe() -> dict[str, Any]:
@@ -42,8 +42,14 @@ def describe() -> dict[str, Any]:
         **_blas(),
         "backend": "numpy",
         "kernels": kernels.backing(),
-        **({"torch": str(sys.modules["torch"].__version__)} if "torch" in sys.modules else {}),
+        **_torch(),
     }
+
+
+def _torch() -> dict[str, str]:
+    """The version of PyTorch, where this process has imported it."""
+    torch = sys.modules.get("torch")
+    return {"torch": str(torch.__version__)} if torch else {}
 
 
 def _cpu() -> str:

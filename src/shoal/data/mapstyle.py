@@ -72,7 +72,7 @@ class MapSplit:
             )
         if self.classes and not 0 <= y < self.classes:
             raise InputError(
-                f"sample {index} of the {self.name} set has label {y}, but there are {self.classes} classes"
+                f"sample {index} of the {self.name} set has label {y}, but there are {self.classes} classes from 0"
             )
         return x, y
 

@@ -26,12 +26,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.backend import ALIGNMENT_BYTES, Array, Backend, address
 from shoal.data import generators
-from shoal.data.keyed import raw, rows
+from shoal.data.keyed import raw
 from shoal.errors import InputError
 from shoal.model.flat import Layout, Shape
 from shoal.model.module import Buffer, buffers, declared
 from shoal.model.trainable import ModelData, OwnModel
 
+_WORDS = 2**64
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _LOSSES: dict[str, tuple[Any, ...]] = {
@@ -72,12 +73,13 @@ class Model(OwnModel):
         self._tensors: dict[str, torch.Tensor] = {}
         self._buffers: list[Buffer] = []
         self._binding: Binding | None = None
+        self._was_training = module.training
 
     # --- before and after training
 
     def prepare(self, data: ModelData, backend: Backend, seed: int) -> None:
-        self.backend, self._seed = backend, seed
-        self._evaluation_word = int(raw(seed, "evaluation", 0, 0, 1)[0])
+        self.backend = backend
+        self._step_word, self._evaluation_word = (int(word) for word in raw(seed, "module", 0, 0, 2))
         self._was_training, self._proven = self.module.training, False
         self._tensors = self.module.state_dict(keep_vars=True)
         self.layout = Layout(declared(self.module, self._tensors))
@@ -169,7 +171,7 @@ class Model(OwnModel):
 
     def gradient(self, x: Array, y: Array, position: int = 0) -> float:
         assert self._binding is not None
-        generators.seed(int(rows(self._seed, "step", position, 1, 1)[0, 0]))
+        generators.seed((self._step_word + position) % _WORDS)
         for parameter, _ in self._binding.gradients:
             parameter.grad = None
         self._enter(True)
