@@ -17,6 +17,7 @@ import numpy as np
 from shoal.kernels import twins
 from shoal.kernels.barrier import Barrier, barrier, missing, orders_memory
 from shoal.kernels.compiled import backing, cpu
+from shoal.kernels.gather import SampleMap, gather
 from shoal.kernels.meeting import DISPLACEMENT, NO_HUB, PER_RATE, STATISTICS, SUM, Meeting, Move, TwinMeeting, can_claim
 from shoal.kernels.terms import LocalStep, Terms
 from shoal.kernels.twins import momentum_step
@@ -31,6 +32,7 @@ __all__ = [
     "LocalStep",
     "Meeting",
     "Move",
+    "SampleMap",
     "Terms",
     "apply",
     "backing",
@@ -39,6 +41,7 @@ __all__ = [
     "canonical_sum",
     "cpu",
     "delta",
+    "gather",
     "local_step",
     "meeting",
     "missing",

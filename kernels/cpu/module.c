@@ -5,7 +5,7 @@
    ValueError. The GIL is released around work that takes longer than handing it over and back does. */
 #include "binding.h"
 
-static PyObject *no_such_call(const char *usage) { return PyErr_Format(PyExc_TypeError, "the call is %s", usage); }
+PyObject *no_such_call(const char *usage) { return PyErr_Format(PyExc_TypeError, "the call is %s", usage); }
 
 static PyObject *cpu_delta(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
@@ -88,11 +88,20 @@ static PyObject *cpu_unpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     return count == 2 ? convert(args[1], args[0], 0) : no_such_call("unpack(packed, out)");
 }
 
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))cpu_##name, METH_FASTCALL, NULL}
 static PyMethodDef functions[] = {
-    {"delta", (PyCFunction)(void (*)(void))cpu_delta, METH_FASTCALL, NULL},
-    {"local_step", (PyCFunction)(void (*)(void))cpu_local_step, METH_FASTCALL, NULL},
-    {"pack", (PyCFunction)(void (*)(void))cpu_pack, METH_FASTCALL, NULL},
-    {"unpack", (PyCFunction)(void (*)(void))cpu_unpack, METH_FASTCALL, NULL},
+    METHOD(delta),
+    METHOD(local_step),
+    METHOD(pack),
+    METHOD(unpack),
+    METHOD(unfold),
+    METHOD(fold),
+    METHOD(mirror),
+    METHOD(moments),
+    METHOD(affine),
+    METHOD(gradient_moments),
+    METHOD(affine_gradient),
+    METHOD(gather),
     {NULL, NULL, 0, NULL},
 };
 

@@ -28,6 +28,7 @@ from shoal.errors import InputError
 from shoal.model.layer import Layer
 from shoal.model.trainable import OwnModel
 from shoal.record.progress import Progress
+from shoal.record.recorder import OnEvent
 from shoal.run import Request, Result, run
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -64,30 +65,30 @@ def train(
     Raises InputError on all ranks alike, and Stopped after a stop request was honoured.
     """
     life = lifeline.start()
-    from mpi4py import MPI
-
-    world, line = World(MPI.COMM_WORLD, numpy_backend()), None
+    world, lines = World(life.comm, numpy_backend(), recovers=life.recovers), list[Progress]()
     try:
         config, data_set = _agreed(world, lambda: _input(model, data, learners, averaging, learning_rate, options))
-        listeners = [on_event] if on_event else []
-        if progress and world.is_master:
-            line = Progress(config.train.epochs, sys.stdout)
-            listeners.append(line.on_event)
+
+        def listen() -> list[OnEvent]:
+            if progress:
+                lines.append(Progress(config.train.epochs, sys.stdout))
+            return [*([on_event] if on_event else []), *(line.on_event for line in lines)]
+
         net = model if isinstance(model, Layer | OwnModel) else None
         directory = Path(out) if out is not None else None
-        request = Request(config, directory, resume, data=data_set, net=net, listeners=listeners)
+        request = Request(config, directory, resume, data=data_set, net=net, listen=listen)
         with generators.kept(), _given_back(net):
             result = run(world, request, life.stop_requested)
         if isinstance(net, OwnModel):
             net.load(result.parameters)
     except errors.ShoalError as error:
         if error.agreed:
-            world.close()
+            life.comm = world.close()
         raise
     finally:
-        if line:
+        for line in lines:
             line.close()
-    world.close()
+    life.comm = world.close()
     if result.status == errors.STOPPED:
         raise errors.Stopped(f"stopped on request ({result.reason}) with a checkpoint; resume=True goes on")
     return result

@@ -42,6 +42,12 @@ class Data(_Section, frozen=True):
     """digits-noisy: the share of training labels that is randomised"""
     validation: Share = 0.0
     """the share of the training set held out for targets and early stopping"""
+    normalise: Literal["none", "channel"] = "none"
+    """none: as they come, bytes as 0 .. 1; channel: mean 0, standard deviation 1 over the training set, by channel"""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """training images moved at random by up to `pad` pixels, zeros beyond the edge; crop-flip: half of them mirrored"""
+    pad: Annotated[int, Meta(ge=0)] = 4
+    """crop, crop-flip: the most pixels an image is moved; 0: it is only mirrored"""
     shape: tuple[Positive, ...] = (8, 8, 1)
     """synthetic: shape of one sample, (height, width, channels) or (features,)"""
     classes: Annotated[int, Meta(ge=2)] | None = None
@@ -56,7 +62,7 @@ class Model(_Section, frozen=True):
     """[model]: the net and its loss."""
 
     net: str = "convnet-s"
-    """mlp or convnet-s"""
+    """mlp, convnet-s, resnet18, resnet20 or senet18"""
     loss: Literal["cross-entropy", "mse", "own"] = "cross-entropy"
     """cross-entropy for labels, mse for regression targets; own: a function of a PyTorch model"""
     hidden: tuple[Positive, ...] = (64,)
@@ -64,9 +70,9 @@ class Model(_Section, frozen=True):
     dropout: Share = 0.0
     """mlp: the share of each hidden layer's outputs that is dropped in training, by sample and epoch"""
     width: Positive = 16
-    """convnet-s: channels of the first convolution"""
+    """all but mlp: channels of the first convolution; 64 is the paper's resnet18 and senet18"""
     batchnorm: bool = False
-    """convnet-s: batch norm after each convolution"""
+    """mlp, convnet-s: batch norm before each ReLU; the others always have it"""
 
 
 class Train(_Section, frozen=True):
@@ -165,8 +171,12 @@ class Run(_Section, frozen=True):
     """how ranks that share no memory reduce; the first three keep the canonical order"""
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
+    prefetch: bool = False
+    """make the next batch in a thread while the step computes: for sets that are slow to give a sample"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
+    heartbeat_s: Rate = 1.0
+    """a rank that is stopped or stuck in the kernel for three of these is excluded, where recovery is possible"""
     checkpoint_epochs: Amount = 1.0
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2

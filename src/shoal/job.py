@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from shoal import config as configs
 from shoal.backend import Backend, numpy_backend
 from shoal.config import Config
+from shoal.data.augmentation import augmentation
 from shoal.data.batches import Batches, BatchSource
 from shoal.data.mapstyle import MapData
 from shoal.data.order import SampleOrder
-from shoal.data.sets import DataSet, open_set
+from shoal.data.sets import DataSet, normalised, open_set
 from shoal.elastic.plan import Plan, make_plan
+from shoal.errors import InputError
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
 from shoal.model.nets import build
@@ -46,10 +48,11 @@ def prepare(config: Config, data: DataSet | MapData | None = None, net: Layer | 
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
+    if isinstance(data, DataSet) and config.data.normalise == "channel":
+        data = normalised(data)
     plan = make_plan(config, len(data.train))
     model = _model(config, data, net, backend)
-    order = SampleOrder(len(data.train), config.seed)
-    batches: BatchSource = Batches(data, order, backend) if isinstance(data, DataSet) else data.batches(order, backend)
+    batches = _batches(config, data, backend)
     local = LocalSGD(model, batches, config.train, backend)
     local.rehearse(min(stage.batch for stage in plan.stages))
     return Job(config, backend, data, plan, model, batches, local)
@@ -64,3 +67,14 @@ def _model(config: Config, data: DataSet | MapData, net: Layer | OwnModel | None
     model = Model(net, data.sample_shape, config.model.loss, backend, seed=config.seed)
     check_fit(data, model)
     return model
+
+
+def _batches(config: Config, data: DataSet | MapData, backend: Backend) -> BatchSource:
+    order = SampleOrder(len(data.train), config.seed)
+    if isinstance(data, DataSet):
+        moves = augmentation(config.data, len(data.train), data.sample_shape, config.seed)
+        return Batches(data, order, backend, moves, config.run.prefetch)
+    for key in ("normalise", "augment"):
+        if (value := getattr(config.data, key)) != "none":
+            raise InputError(f'data.{key} is "{value}", and is for arrays; do it in the __getitem__ of your dataset')
+    return data.batches(order, backend)

@@ -63,18 +63,21 @@ class Request:
     """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | MapData | None = None
     net: Layer | OwnModel | None = None
-    listeners: Sequence[OnEvent] = ()
+    listen: Callable[[], Sequence[OnEvent]] = tuple
+    """makes the listeners, on the rank that is or becomes the master"""
 
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
     """Run it. Collective over the world. Raises InputError on all ranks alike."""
     world.waiter.timeout_s = request.config.run.timeout_s
+    world.watch_every(request.config.run.heartbeat_s)
     environment.limit_threads(request.config.run.threads)
     job = _prepare(world, request)
     recorder = _open(world, request)
     try:
         return _train(world, job, recorder, stop_requested)
     finally:
+        job.batches.close()
         recorder.close()
 
 
@@ -91,10 +94,10 @@ def _prepare(world: World, request: Request) -> Job:
 
 
 def _open(world: World, request: Request) -> Recorder:
-    recorder, problem, lease = Recorder(None, request.config), "", ""
+    recorder, problem, lease = Recorder(request.out, request.config, request.listen), "", ""
     if world.is_master:
         try:
-            recorder = Recorder(request.out, request.config, request.resume, request.patient, request.listeners)
+            recorder.open(request.resume, request.patient)
         except InputError as error:
             problem = str(error)
         except errors.LeaseError as error:

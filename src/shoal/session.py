@@ -24,9 +24,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
     """
     life = lifeline.start(stop_file)
     try:
-        from mpi4py import MPI
-
-        world = World(MPI.COMM_WORLD, numpy_backend())
+        world = World(life.comm, numpy_backend(), recovers=life.recovers)
         try:
             status = work(world, life)
         except errors.ShoalError as error:
@@ -36,6 +34,8 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
             if world.is_master:
                 print(f"shoal: {error}", file=sys.stderr, flush=True)
         world.close()
+    except errors.RankLost as lost:
+        life.abandon(lost)
     except BaseException as error:
         life.fail(error)
-    life.leave(status)
+    life.leave(status, world.is_master)

@@ -20,8 +20,9 @@ from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
-from shoal.errors import InputError
+from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
@@ -41,39 +42,88 @@ class Training:
         self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
-        tuner = make_tuner(world, config.run, memory is not None, recorder.event)
+        tuner = make_tuner(world, config.run, memory is not None, self._record)
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested)
-        self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)
+        self._master = Master(config, job.plan, world, self._record, self._stop_reason)
+        self._journal = Journal(memory)
+        self._group: Group | None = None
+        self._row: np.ndarray | None = None
+        """this rank's facts of the round just done"""
+        self._round_s = 0.0
 
     def run(self) -> Decision:
         """Train from the state there is to the end; returns the last decision. Collective over the world."""
-        group, row, round_s = None, None, 0.0
+        if self._world.is_master:
+            self._journal.note(None, self.state.progress, trains=False)
         while True:
-            asked = time.perf_counter()
-            decide = functools.partial(self._master.decide, self.state, round_s)
-            decision = self._provider.next_decision(group, row, decide)
-            row, self.state.progress.round = None, decision.round
-            if decision.action == "evaluate":
-                self._evaluate(decision)
-            elif decision.action == "checkpoint":
-                self._save()
-            elif decision.action == "end":
-                self._finish(group, decision)
-                return decision
+            try:
+                decision = self._carry_out_next()
+            except RankLost as lost:
+                if lost.final:
+                    raise
+                self._recover(lost)
             else:
-                group = self._provider.resize(group, decision, self.state)
-                if self._world.is_master:
-                    self._master.started(self.state, 1e3 * (time.perf_counter() - asked))
-                if group is not None:
-                    row = self._round(group, decision)
-                round_s = time.perf_counter() - asked
+                if decision.action == "end":
+                    return decision
+
+    def _carry_out_next(self) -> Decision:
+        """Hear what is next, and do it."""
+        asked = time.perf_counter()
+        decide = functools.partial(self._master.decide, self.state, self._round_s)
+        decision = self._provider.next_decision(self._group, self._row, decide)
+        self._row, progress = None, self.state.progress
+        progress.round = decision.round
+        if decision.action == "train":
+            self._group = group = self._provider.resize(self._group, decision, self.state)
+            if self._world.is_master:
+                self._master.started(self.state, 1e3 * (time.perf_counter() - asked))
+            if group is not None:
+                self._row = self._round(group, decision)
+            self._round_s = time.perf_counter() - asked
+            return decision
+        if self._group is not None:
+            progress.counts = decision.counts
+            self._journal.note(self._group, progress, trains=False)
+        if decision.action == "evaluate":
+            self._evaluate(decision)
+        elif decision.action == "checkpoint":
+            self._save()
+        else:
+            self._finish(decision)
+        return decision
+
+    def _recover(self, lost: RankLost) -> None:
+        """Go on with the ranks that are left, from the newest state that they have. Raises RankLost if they cannot."""
+        start, world = time.perf_counter(), self._world
+        ranks, master, gone = world.size, world.is_master, list[int]()
+        self._group, self._row = None, None
+        while True:
+            gone += world.recover()
+            shrunk_s = time.perf_counter() - start
+            if isinstance(self.memory, NodeMemory):
+                self.memory.new_generation(world.generation)
+            try:
+                recover_state(world, self._provider, self._journal, self.state)
+                break
+            except RankLost as again:
+                if again.final:
+                    raise
+        if world.is_master:
+            history = self._recorder.take_over(self.state.progress.round)
+            self._master.recovered(self.state, history)
+            times = {"shrink_ms": 1e3 * shrunk_s, "recovery_ms": 1e3 * (time.perf_counter() - start)}
+            who = {"lost": gone, "ranks": [ranks, world.size], "new_master": not master}
+            self._recorder.event("recovery", **self._master.where(self.state), **who, **times, reason=str(lost))
 
     def _round(self, group: Group, at: Decision) -> np.ndarray:
         """K steps on every learner of this rank, one reduction; returns this rank's facts of it."""
         reducer, state = self._reducer, self.state
         start = time.perf_counter()
+        state.progress.counts = at.counts
+        state.progress.begin(at.learners)
+        self._journal.note(group, state.progress, trains=True)
         reducer.start()
         losses = []
         for learner in group.learners_here(at.learners):
@@ -119,11 +169,16 @@ class Training:
         progress = msgspec.to_builtins(self.state.progress)
         return {"progress": progress, "tensors": self._job.model.layout.table(), "data": self._job.data_sum}
 
+    def _record(self, kind: str, **fields: Any) -> None:
+        """What happens is logged by the master."""
+        if self._world.is_master:
+            self._recorder.event(kind, **fields)
+
     def _stop_reason(self) -> str:
         return "a signal" if self._stop_requested() else self._recorder.stop_requested()
 
-    def _finish(self, group: Group | None, decision: Decision) -> None:
+    def _finish(self, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""
-        if group is not None:
-            group.close()
+        if self._group is not None:
+            self._group.close()
         self._provider.spread(self.state.anchor, decision)

@@ -45,7 +45,7 @@ def test_groups_of_any_ranks_in_any_order(world: Any) -> None:
     chosen = [list(range(n)) for n in range(1, size + 1)]
     chosen += [list(reversed(range(size))), [size - 1], list(range(0, size, 2)), list(range(size // 2, size))]
     for ranks in chosen:
-        group = world.split(ranks)
+        group = world.group(ranks)
         assert (group is not None) == (world.rank in ranks)
         if group is None:
             continue
@@ -77,7 +77,7 @@ def test_every_growth_and_shrinkage(world: Any, _: int) -> None:
         assert order == f"step {step}: {size} ranks".encode()
         if group is not None:
             group.close()
-        group = world.split(range(size)) if size else None
+        group = world.group(range(size)) if size else None
         assert (group is not None) == (world.rank < size)
 
 
@@ -153,7 +153,7 @@ def test_a_rank_that_does_not_come_to_a_split_is_named(comm: Any) -> None:
     world = World(comm, numpy_backend(), timeout_s=0.5)
     late = world.size - 1
     if world.rank != late:
-        sentence = _raised(DeadlineError, lambda: world.split(world.order))
+        sentence = _raised(DeadlineError, lambda: world.group(world.order))
         assert not world.is_master or f"world rank {late}, which did not come" in sentence
     comm.Barrier()
     world.comm.Free()
@@ -206,7 +206,7 @@ def test_resizing_leaves_nothing_behind(world: Any) -> None:
 
     def resize(times: int) -> tuple[int, int]:
         for n in range(times):
-            group = world.split(range(n % world.size + 1))
+            group = world.group(range(n % world.size + 1))
             if group is not None:
                 group.close()
         return process.num_fds(), process.memory_info().rss

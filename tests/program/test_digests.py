@@ -14,6 +14,7 @@ RANKS = (1, 2, 3, 4, 5, 8)
 
 MLP = {"net": "mlp", "hidden": [16]}
 CONVNET = {"net": "convnet-s", "width": 3, "batchnorm": True}
+AUGMENTED = {"augment": "crop-flip", "pad": 2, "normalise": "channel"}
 LOCAL = {"local_momentum": 0.9, "weight_decay": 1e-3}
 
 
@@ -81,6 +82,10 @@ CASES: dict[str, Any] = {
     ),
     "global batch": _case("0:1, 0.5:3, 1:8, 1.5:12", batch=24, train={"batch_mode": "global"}, mu=0.5),
     "validation": _case("0:3, 1:7", data={"validation": 0.3}, epochs=3, train={"patience": 1}),
+    "augmented": _case("0:3, 0.7:8, 1.3:2", steps=3, data=AUGMENTED, model=CONVNET, mu=0.5),
+    "augmented, prefetch": _case(
+        "0:3, 0.7:8, 1.3:2", steps=3, data=AUGMENTED, model=CONVNET, mu=0.5, run={"prefetch": True}
+    ),
     "other seed": _case("0:1, 0.5:3, 1:7, 1.3:8, 1.61:12", mu=0.5, seed=2),
 }
 LOOSE = ("growing", "shrinking, K = 5", "batch norm", "momentum averaged", "global batch")
@@ -136,6 +141,13 @@ def test_the_cases_do_what_their_names_say(trained: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_digest_is_one_and_the_same(trained: Any, name: str, n: int) -> None:
     assert trained(n).digest(name) == trained(1).digest(name)
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_prefetch_does_not_change_a_bit(trained: Any, n: int) -> None:
+    assert trained(n).digest("augmented, prefetch") == trained(n).digest("augmented")
+    plain, ahead = (trained(n).histories[name] for name in ("augmented", "augmented, prefetch"))
+    assert _figures(plain)[-1] == _figures(ahead)[-1]
 
 
 @pytest.mark.parametrize("n", RANKS[1:])

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from shoal.comm import library
-from shoal.errors import ERROR, DeadlineError, ShoalError
+from shoal.errors import ERROR, TRY_AGAIN, DeadlineError, RankLost, ShoalError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -102,6 +102,12 @@ class Lifeline:
     """One rank's hold on the job, made by `start`; the hooks and handlers it installs stay."""
 
     def __init__(self, stop_file: Path | None, summons: _Summons | None) -> None:
+        from mpi4py import MPI
+
+        self.comm: MPI.Intracomm = MPI.COMM_WORLD
+        """the communicator of the ranks that live"""
+        self.recovers = summons is not None
+        """whether the MPI can go on without ranks that were lost"""
         self._stop_file = stop_file
         self._summons = summons
         self._stop = False
@@ -132,10 +138,10 @@ class Lifeline:
         self._end_everybody()
         self._die()
 
-    def leave(self, status: int) -> NoReturn:
+    def leave(self, status: int, speaker: bool) -> NoReturn:
         """The orderly end, with exit status `status`. Collective; raises SystemExit when MPI is finished.
 
-        Rank 0 alone carries the status, and after the others: a non-zero exit makes Open MPI print a page
+        One rank, the speaker, carries the status, and after the others: a non-zero exit makes Open MPI print a page
         of help, and MPICH kill whoever is still in its exit, if other ranks are there then.
         """
         from mpi4py import MPI
@@ -143,7 +149,6 @@ class Lifeline:
         for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
             signal.signal(number, signal.SIG_IGN)
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
-        speaker = MPI.COMM_WORLD.rank == 0
         if self._summons is not None:
             self._summons.close()
         MPI.Finalize()
@@ -157,7 +162,19 @@ class Lifeline:
         _after(EXIT_LIMIT_S, lambda: os._exit(status))
         raise SystemExit(status)
 
-    def _end_everybody(self) -> None:
+    def abandon(self, lost: RankLost) -> NoReturn:
+        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
+        if not self._failing.acquire(blocking=False):
+            time.sleep(2 * ABORT_LIMIT_S)
+        _after(ABORT_LIMIT_S, self._die)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"shoal: {lost}; resume goes on from the last checkpoint\n")
+            sys.stderr.flush()
+        time.sleep(LAST_WORD_S)
+        self._end_everybody(TRY_AGAIN)
+        self._die()
+
+    def _end_everybody(self, status: int = ERROR) -> None:
         """MPI_Abort; with ULFM that takes only the caller away, so there mpiexec is told to end."""
         from mpi4py import MPI
 
@@ -165,7 +182,7 @@ class Lifeline:
             self._summons.send()
             time.sleep(ABORT_LIMIT_S)  # mpiexec kills this rank before that is over
         elif MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-            MPI.COMM_WORLD.Abort(ERROR)
+            MPI.COMM_WORLD.Abort(status)
 
     def _die(self) -> NoReturn:
         """Die so that mpiexec sees it: a bad exit, or under ULFM (where that hangs mpiexec) a kill."""
@@ -187,11 +204,11 @@ class Lifeline:
         """An exception that nobody caught. What all ranks raise together is an end in order, told once."""
         if not (isinstance(value, ShoalError) and value.agreed):
             self.fail(value)
-        speaker = _rank() == 0
+        speaker = self.comm.rank == 0
         if speaker:
             print(f"shoal: {value}", file=sys.stderr, flush=True)
         with contextlib.suppress(SystemExit):  # which cannot be raised from here
-            self.leave(value.status)
+            self.leave(value.status, speaker)
         os._exit(value.status if speaker else 0)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:

@@ -166,7 +166,7 @@ class MapBatches:
         self._data, self._order, self._backend = data, order, backend
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def training(self, position: int, count: int) -> tuple[Array, Array]:
+    def training(self, position: int, count: int, following: int | None = None) -> tuple[Array, Array]:
         """The samples at positions [position, position + count) of the order; valid until the next call."""
         return self._stacked(self._data.train, self._order.indices(position, count), "item", position)
 
@@ -177,6 +177,9 @@ class MapBatches:
     def chunk(self, split: MapSplit, start: int, stop: int) -> tuple[Array, Array]:
         """Samples [start, stop) of `split`."""
         return self._stacked(split, np.arange(start, stop), "evaluated item", start)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def _stacked(self, split: MapSplit, indices: np.ndarray, purpose: str, first: int) -> tuple[Array, Array]:
         count = len(indices)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,8 +23,8 @@ from shoal.comm.tree import blocks, sum_scalars
 from shoal.comm.world import World
 from shoal.config import Config
 from shoal.elastic.plan import Plan, StagePlan, forecast
-from shoal.sgd.rates import Switch, learning_rate
-from shoal.state import TrainState
+from shoal.sgd.rates import learning_rate
+from shoal.state import Counts, Progress, TrainState
 
 Record = Callable[..., None]
 """record(kind, **fields): one event of the run's log."""
@@ -41,12 +41,14 @@ class Decision(Struct, frozen=True, array_like=True):
     rate: float = 0.0
     ranks: int = 0
     """R; the group is the first R of the world's order"""
-    ranks_before: int = 0
-    """R until now, 0 at the start"""
+    knowing: int = 0
+    """so many of the first of the order have the state by now"""
     round: int = 0
     """rounds done; it says which version of the state is the present one"""
     status: int = errors.DONE
     reason: str = ""
+    counts: Counts = msgspec.field(default_factory=Counts)
+    """what the master keeps count of"""
 
     def encode(self) -> bytes:
         """A message shorter than a frame."""
@@ -78,6 +80,9 @@ class Master:
         self._stop = ""
         self._failure = ""
         self._now: Decision | None = None
+        self._knowing = 1
+        self._before = 0
+        """R of the round before"""
         self._logged: dict[str, Any] = {}
         """the settings of the stage that was logged last"""
         self._calm_ms: deque[float] = deque(maxlen=64)
@@ -113,19 +118,30 @@ class Master:
     def evaluated(self, state: TrainState, scores: dict[str, dict[str, float]], evaluation_s: float) -> None:
         """Log an evaluation, and remember it for targets and patience."""
         progress = state.progress
-        progress.evaluated = progress.consumed
-        accuracy = scores.get("validation", {}).get("accuracy", -1.0)
-        if accuracy > progress.best_accuracy:
-            progress.best_accuracy, progress.best_at = accuracy, progress.consumed
-        self._record("evaluation", **self._where(state), **scores, evaluation_s=evaluation_s)
+        _count_evaluation(progress, scores)
+        self._record("evaluation", **self.where(state), **scores, evaluation_s=evaluation_s)
         if not math.isfinite(scores["test"]["loss"]):
             self._failure = self._not_finite(f"the loss of the evaluation after round {progress.round}")
+
+    def recovered(self, state: TrainState, history: Sequence[Mapping[str, Any]]) -> None:
+        """All ranks have the state, some were lost, and this one may not have been the master before.
+
+        history: the events of the log up to the state's round."""
+        progress = state.progress
+        self._now, self._knowing, self._failure = None, self._world.size, ""
+        for event in history:
+            if event["event"] == "stage":
+                self._logged = {key: event[key] for key in ("learners", "steps", "momentum", "batch")}
+            elif event["event"] == "checkpoint":
+                self._saved = event["consumed"]
+            elif event["event"] == "evaluation" and event["consumed"] == progress.consumed:
+                _count_evaluation(progress, event)
 
     def started(self, state: TrainState, gap_ms: float) -> None:
         """Log a resize. gap_ms: from asking for the decision to the first step, without evaluations."""
         assert self._now is not None
         learners = [switch.learners for switch in state.progress.history][-2:]
-        before = self._now.ranks_before
+        before = self._before
         if before == self._now.ranks:
             self._calm_ms.append(gap_ms)
         elif before:
@@ -139,7 +155,8 @@ class Master:
                 stall_ms=max(0.0, gap_ms - usual_ms),
             )
 
-    def _where(self, state: TrainState) -> dict[str, Any]:
+    def where(self, state: TrainState) -> dict[str, Any]:
+        """How far training is and what it has cost, for an event."""
         p = state.progress
         return {
             "round": p.round,
@@ -148,9 +165,9 @@ class Master:
             "learners": self._now.learners if self._now else p.history[-1].learners,
             "serial_steps": p.serial_steps,
             "learner_steps": p.learner_steps,
-            "busy_rank_s": p.busy_rank_s,
-            "allocated_rank_s": p.allocated_rank_s,
-            "train_s": p.train_s,
+            "busy_rank_s": p.counts.busy_rank_s,
+            "allocated_rank_s": p.counts.allocated_rank_s,
+            "train_s": p.counts.train_s,
         }
 
     def _close_round(self, state: TrainState, rows: np.ndarray, round_s: float) -> None:
@@ -159,11 +176,12 @@ class Master:
         assert now is not None
         hosted = blocks(now.learners, now.ranks)
         losses = [float(loss) for row, block in zip(rows, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
-        progress.train_s += round_s
-        progress.allocated_rank_s += round_s * self._world.size
-        progress.busy_rank_s += float(rows[:, 1].sum())
+        counts = progress.counts
+        counts.train_s += round_s
+        counts.allocated_rank_s += round_s * self._world.size
+        counts.busy_rank_s += float(rows[:, 1].sum())
         settings = {"ranks": now.ranks, "steps": now.steps, "batch": now.batch, "rate": now.rate}
-        self._record("round", **self._where(state), **settings, loss=sum_scalars(losses) / now.learners)
+        self._record("round", **self.where(state), **settings, loss=sum_scalars(losses) / now.learners)
         if rows[:, 0].any() or self._world.stop_from_reserve():
             self._stop = self._stop or "a signal"
         for learner, loss in enumerate(losses):
@@ -181,17 +199,18 @@ class Master:
     def _finished(self, state: TrainState) -> str:
         """Why training is over, or an empty text."""
         train, progress = self._config.train, state.progress
-        waited = (progress.consumed - progress.best_at) / self._plan.samples
+        counts = progress.counts
+        waited = (progress.consumed - counts.best_at) / self._plan.samples
         if progress.consumed >= self._plan.end:
             return f"{train.epochs:g} epochs done"
-        if 0 < train.target_accuracy <= progress.best_accuracy:
-            return f"validation accuracy reached {progress.best_accuracy:.4f}"
-        if train.patience and progress.evaluated == progress.consumed and waited >= train.patience:
+        if 0 < train.target_accuracy <= counts.best_accuracy:
+            return f"validation accuracy reached {counts.best_accuracy:.4f}"
+        if train.patience and counts.evaluated == progress.consumed and waited >= train.patience:
             return f"no better validation accuracy for {waited:g} epochs"
         return ""
 
     def _evaluation_due(self, state: TrainState, finished: str) -> bool:
-        consumed, evaluated = state.progress.consumed, state.progress.evaluated
+        consumed, evaluated = state.progress.consumed, state.progress.counts.evaluated
         if consumed == evaluated:
             return False
         epoch_passed = consumed // self._plan.samples > evaluated // self._plan.samples
@@ -208,17 +227,16 @@ class Master:
         self, action: Literal["evaluate", "checkpoint", "end"], state: TrainState, status: int = 0, reason: str = ""
     ) -> Decision:
         """A decision that leaves the group as it is."""
+        progress = state.progress
         ranks = self._now.ranks if self._now else 0
-        return Decision(
-            action, ranks=ranks, ranks_before=ranks, round=state.progress.round, status=status, reason=reason
-        )
+        decision = Decision(action, ranks=ranks, status=status, reason=reason)
+        return self._told(decision, progress)
 
     def _next_round(self, state: TrainState) -> Decision:
         """The settings of the next round; a new stage is logged and becomes part of the history."""
         progress = state.progress
         stage = self._plan.at(progress.consumed)
-        if not progress.history or progress.history[-1].learners != stage.learners:
-            progress.history.append(Switch(progress.consumed, stage.learners))
+        progress.begin(stage.learners)
         rate = learning_rate(
             self._config.learning_rate,
             progress.consumed,
@@ -233,9 +251,22 @@ class Master:
             self._logged = settings
             epoch = progress.consumed / self._plan.samples
             self._record("stage", round=progress.round, epoch=epoch, **settings, rate=rate)
-        before = self._now.ranks if self._now else 0
-        self._now = Decision("train", **settings, rate=rate, ranks=ranks, ranks_before=before, round=progress.round)
+        self._before = self._now.ranks if self._now else 0
+        self._now = self._told(Decision("train", **settings, rate=rate, ranks=ranks), progress)
+        self._knowing = ranks
         return self._now
+
+    def _told(self, decision: Decision, progress: Progress) -> Decision:
+        """The decision with what its listeners must know besides."""
+        return msgspec.structs.replace(decision, knowing=self._knowing, round=progress.round, counts=progress.counts)
+
+
+def _count_evaluation(progress: Progress, scores: Mapping[str, Any]) -> None:
+    counts = progress.counts
+    counts.evaluated = progress.consumed
+    accuracy = scores.get("validation", {}).get("accuracy", -1.0)
+    if accuracy > counts.best_accuracy:
+        counts.best_accuracy, counts.best_at = accuracy, progress.consumed
 
 
 def _settings(stage: StagePlan) -> dict[str, Any]:

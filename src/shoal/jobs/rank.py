@@ -16,6 +16,7 @@ from shoal.errors import InputError
 from shoal.jobs import grid
 from shoal.jobs import sweep as sweeps
 from shoal.record.progress import Progress
+from shoal.record.recorder import OnEvent
 from shoal.run import Request, run
 from shoal.session import be_a_rank
 
@@ -25,14 +26,17 @@ def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, 
 
     def work(world: World, life: Lifeline) -> int:
         config = _load(world, path, overrides)
-        progress = Progress(config.train.epochs, sys.stdout, width) if world.is_master else None
-        listeners = [progress.on_event] if progress else []
-        directory = out or configs.default_directory(config)
+        directory, lines = out or configs.default_directory(config), list[Progress]()
+
+        def listen() -> list[OnEvent]:
+            lines.append(Progress(config.train.epochs, sys.stdout, width))
+            return [lines[0].on_event]
+
         try:
-            result = run(world, Request(config, directory, resume, listeners=listeners), life.stop_requested)
+            result = run(world, Request(config, directory, resume, listen=listen), life.stop_requested)
         finally:
-            if progress:
-                progress.close()
+            for line in lines:
+                line.close()
         if world.is_master:
             print(f"{result.reason}: {directory}", flush=True)
         return result.status

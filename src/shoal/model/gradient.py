@@ -99,6 +99,7 @@ class Model:
             outputs = self.net.forward(self._taken(x), True)
             loss = float(self.loss.per_sample(outputs, y).sum()) / len(outputs)
             self.net.backward(self.loss.gradient(y), False)
+        self.net.scratch.pool.release_all()
         return loss
 
     def evaluate(self, x: Array, y: Array) -> tuple[float, int]:
@@ -135,7 +136,7 @@ class Model:
     def scratch_bytes(self) -> int:
         """The working memory held now; it grows only with batch sizes not met before."""
         parts = [self._scratch, self.loss.scratch, *(layer.scratch for layer in self._layers)]
-        return sum(part.total_bytes for part in parts)
+        return self.net.scratch.pool.total_bytes + sum(part.total_bytes for part in parts)
 
     def _taken(self, x: Array) -> Array:
         """The batch in aligned memory of the model's dtype: no bit may depend on where the caller's x lies."""

@@ -4,8 +4,9 @@ A layer is first a description: it knows its sizes and declares its tensors. A M
 memory (`prepare`) and views of the flat weights and gradients (`bind`). Arrays are NHWC with the batch
 first; shapes of samples have no batch axis. The rules that keep a net right and free of allocation:
 
-- a layer never writes into an array it was handed, only into its own scratch;
-- what it returns is valid until its next call with the same shape;
+- a layer never writes into an array it was handed, only into its scratch;
+- what `forward` returns is valid until the next call with the same shape; what `backward` returns is best lent
+  (`scratch.lend`), and whoever called releases it when it has been used: a few arrays then serve the whole net;
 - `backward` belongs to the last `forward`, and overwrites the gradients of its tensors.
 
 To write a layer of your own, derive from Layer as ReLU in layers.py does.
@@ -13,16 +14,67 @@ To write a layer of your own, derive from Layer as ReLU in layers.py does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from shoal.backend import Array, Backend
+import numpy as np
+
+from shoal.backend import Array, Backend, address
 from shoal.errors import InputError
 from shoal.model.flat import Shape, Tensor
 
 Kept = TypeVar("Kept")
+
+
+class Pool:
+    """Aligned memory that the layers of a net lend from, all of it free at the end of a step.
+
+    An array is as long as the longest that any layer keeps, so that one serves as another's; the last released is
+    the first to be lent again, while it is in the cache.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.longest_bytes = 0
+        self._memory: dict[int, Array] = {}
+        self._free: list[int] = []
+        self._views: dict[tuple[int, Shape, Any], Array] = {}
+
+    def lend(self, shape: Shape, dtype: Any) -> Array:
+        """An array of any values, the caller's until it is released."""
+        n_bytes = math.prod(shape) * dtype.itemsize
+        place = next((i for i in range(len(self._free) - 1, -1, -1) if self._bytes(i) >= n_bytes), None)
+        if place is None:
+            made = self.backend.empty(max(n_bytes, self.longest_bytes), np.uint8)
+            start = address(made)
+            self._memory[start] = made
+        else:
+            start = self._free.pop(place)
+        found = self._views.get((start, shape, dtype))
+        if found is None:
+            found = self._memory[start][:n_bytes].view(dtype).reshape(shape)
+            self._views[start, shape, dtype] = found
+        return found
+
+    def release(self, start: int) -> None:
+        """Take back what was lent at this address; any other is left alone."""
+        if start in self._memory and start not in self._free:
+            self._free.append(start)
+
+    def release_all(self) -> None:
+        """Take back what is still lent."""
+        self._free = sorted(self._memory)
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory held now."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def _bytes(self, place: int) -> int:
+        return int(self._memory[self._free[place]].nbytes)
 
 
 class Scratch:
@@ -32,9 +84,10 @@ class Scratch:
     is made; without it they are arbitrary. `keep` does the same for whatever `make` returns, such as views.
     """
 
-    def __init__(self, backend: Backend, dtype: Any) -> None:
+    def __init__(self, backend: Backend, dtype: Any, pool: Pool | None = None) -> None:
         self.backend = backend
-        self.dtype = dtype
+        self.dtype = np.dtype(dtype)
+        self.pool = pool or Pool(backend)
         self._arrays: dict[tuple[str, Shape], Array] = {}
         self._kept: dict[tuple[str, Shape], Any] = {}
 
@@ -45,7 +98,20 @@ class Scratch:
             if fill is not None:
                 found.fill(fill)
             self._arrays[what, shape] = found
+            self.pool.longest_bytes = max(self.pool.longest_bytes, found.nbytes)
         return found
+
+    def lend(self, shape: Shape) -> Array:
+        """An array of any values out of the net's pool."""
+        return self.pool.lend(shape, self.dtype)
+
+    def release(self, array: Array | None, *unless: Array | None) -> None:
+        """Give back what was lent, `unless` it is the memory of one of these; what was not lent is left alone."""
+        if array is None:
+            return
+        start = address(array)
+        if all(other is None or address(other) != start for other in unless):
+            self.pool.release(start)
 
     def keep(self, what: str, shape: Shape, make: Callable[[Shape], Kept]) -> Kept:
         """`make(shape)`, made once."""
@@ -56,7 +122,7 @@ class Scratch:
 
     @property
     def total_bytes(self) -> int:
-        """The memory held now."""
+        """The memory held now, without the pool's."""
         return sum(array.nbytes for array in self._arrays.values())
 
 
@@ -93,15 +159,17 @@ class Layer:
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         """From the loss's gradient by the outputs: writes that by the tensors, returns that by the inputs.
 
-        `want_dx` False says that nobody needs the latter; then None may be returned.
+        `want_dx` False says that nobody needs the latter; then None may be returned. `dy` is the layer's to read
+        until it returns; the caller releases what is returned.
         """
         raise NotImplementedError
 
     def prepare(self, backend: Backend, dtype: Any) -> None:
         """Take fresh scratch memory of `dtype`, here and in all children."""
+        pool = Pool(backend)
         for layer in self.walk():
             layer.xp = backend.xp
-            layer.scratch = Scratch(backend, dtype)
+            layer.scratch = Scratch(backend, dtype, pool)
 
     def bind(self, values: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
         """Take views of this layer's own tensors; a gradient has no statistics."""
@@ -145,6 +213,21 @@ class Layer:
     def refuse(self, shape: Shape, rule: str) -> NoReturn:
         """Raise the InputError of a shape that does not fit."""
         raise InputError(f"layer {self.title} does not fit samples of shape {shape}: {rule}")
+
+
+class Joint(Layer):
+    """A layer that can end a residual block: y = f(x) + beside, in one pass."""
+
+    def join(self, x: Array, beside: Array | None, training: bool) -> Array:
+        """f(x) + beside, or f(x) where that is None."""
+        raise NotImplementedError
+
+    def part(self, dy: Array) -> tuple[Array, Array]:
+        """The loss's gradients by x and by beside, of which the second may be dy; the caller releases both."""
+        raise NotImplementedError
+
+    def forward(self, x: Array, training: bool) -> Array:
+        return self.join(x, None, training)
 
 
 def check_layer(value: object, owner: str) -> None:

@@ -80,7 +80,7 @@ class MaxPool(_Windows):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         xp = self.xp
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         dx.fill(0)
         hit, share = self.scratch("hit", dy.shape, bool), self.scratch("share", dy.shape)
         for count, target in enumerate(self._places(dx)):
@@ -107,7 +107,7 @@ class AveragePool(_Windows):
         return self.xp.multiply(y, 1 / self.size**2, out=y)
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         dx.fill(0)
         share = self.xp.multiply(dy, 1 / self.size**2, out=self.scratch("share", dy.shape))
         for target in self._places(dx):
@@ -131,7 +131,7 @@ class GlobalPool(Layer):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         batch, height, width, channels = self._shape
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         flat = dx.reshape(batch, height * width, channels)
         self.xp.multiply(dy[:, None, :], 1 / (height * width), out=flat)
         return dx

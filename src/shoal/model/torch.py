@@ -78,7 +78,7 @@ class Model(OwnModel):
     # --- before and after training
 
     def prepare(self, data: ModelData, backend: Backend, seed: int) -> None:
-        self.backend = backend
+        self.backend, self.sample_shape = backend, tuple(data.sample_shape)
         self._step_word, self._evaluation_word = (int(word) for word in raw(seed, "module", 0, 0, 2))
         self._was_training, self._proven = self.module.training, False
         self._tensors = self.module.state_dict(keep_vars=True)

@@ -15,6 +15,7 @@ class Trainable(Protocol):
     """A model that is laid out in flat buffers; `shoal.model.gradient.Model` says what each call does."""
 
     layout: Layout
+    sample_shape: Shape
 
     def initialise(self, flat: Array, seed: int) -> None: ...
 

@@ -54,32 +54,53 @@ class StopFile:
 
 
 class Recorder:
-    """Records events to `listeners` and, with a directory, to its log; saves checkpoints there.
+    """Records events to listeners and, with a directory, to its log; saves checkpoints there.
 
-    Opening with a directory takes its lease. Raises InputError if the directory holds another run, or one
-    that `resume` does not ask to go on with; LeaseError if another process writes there (when `patient`, a
-    resume waits a while for one that is just ending).
-    """
+    It records nothing until it is opened, on the master, or takes over from a master that was lost. listen() makes
+    the listeners, then."""
 
-    def __init__(
-        self,
-        directory: Path | None,
-        config: Config,
-        resume: bool = False,
-        patient: bool = True,
-        listeners: Sequence[OnEvent] = (),
-    ) -> None:
+    def __init__(self, directory: Path | None, config: Config, listen: Callable[[], Sequence[OnEvent]] = tuple) -> None:
         self.directory = directory
         self.resumed: Resumed | None = None
         self.history: list[dict[str, Any]] = []
         self.complete = False
         """the directory holds a run that is DONE: nothing is recorded again"""
         self._config = config
-        self._listeners = list(listeners)
+        self._listen = listen
+        self._listeners: Sequence[OnEvent] | None = None
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
-        if directory is not None:
-            self._open(directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
+
+    def open(self, resume: bool = False, patient: bool = True) -> None:
+        """Take the directory's lease, and go on from what is there.
+
+        Raises InputError if the directory holds another run, or one that `resume` does not ask to go on with;
+        LeaseError if another process writes there (when `patient`, a resume waits a while for one that is just
+        ending)."""
+        if self.directory is not None:
+            self._open(self.directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
+        self._listeners = self._listen()
+
+    def take_over(self, round: int) -> list[dict[str, Any]]:
+        """Go on with the log from this round, in place of a master that was lost or for a master that goes back;
+        the events up to there."""
+        if self._listeners is None:
+            if self.directory is not None and not self.complete:
+                self._lease = Lease(self.directory)
+                self._lease.acquire(_LEASE_WAIT_S)
+                self._open_writer(self.directory)
+                self.history = runlog.read(self.directory / "run.jsonl")
+                self._log = runlog.RunLog(self.directory / "run.jsonl", time.time)
+            self._listeners = self._listen()
+        beyond = next((n for n, event in enumerate(self.history) if event.get("round", 0) > round), None)
+        if beyond is not None:
+            if self._log is not None:
+                kept = sum(len(runlog.encode(event)) for event in self.history[:beyond])
+                self._log.close()
+                runlog.truncate_to(self._log.path, kept, self._lease.check)
+                self._log = runlog.RunLog(self._log.path, time.time)
+            del self.history[beyond:]
+        return self.history
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
@@ -89,7 +110,7 @@ class Recorder:
         if self._log is not None:
             event = self._log.event(kind, **fields)
         self.history.append(event)
-        for listener in self._listeners:
+        for listener in self._listeners or ():
             listener(event)
 
     def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: dict[str, Any], round: int, consumed: int) -> None:
@@ -160,9 +181,7 @@ class Recorder:
     def _open_to_write(self, directory: Path) -> None:
         """Go on from the newest checkpoint that loads, or start."""
         (directory / "DONE").unlink(missing_ok=True)
-        for left_by_a_kill in directory.glob("*.tmp-*"):
-            left_by_a_kill.unlink(missing_ok=True)
-        self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
+        self._open_writer(directory)
         log, damage = directory / "run.jsonl", list[str]()
         if any(directory.glob("checkpoint*.h5")):
             _, arrays, meta = newest_loadable(directory, damage.append)
@@ -176,6 +195,11 @@ class Recorder:
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)
+
+    def _open_writer(self, directory: Path) -> None:
+        for left_by_a_kill in directory.glob("*.tmp-*"):
+            left_by_a_kill.unlink(missing_ok=True)
+        self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
 
     def _refuse_other_run(self, directory: Path, resume: bool) -> None:
         written = directory / "config.toml"

@@ -63,12 +63,14 @@ class LocalSGD:
             rate, self._options.local_momentum, self._options.nesterov, self._options.weight_decay, self._decayed
         )
         position, loss = state.position + learner * at.batch, 0.0
+        stride = at.learners * at.batch
         for _ in range(at.steps):
-            x, y = self._batches.training(position, at.batch)
+            # Its first position of the next round is one stride after its last of this one.
+            x, y = self._batches.training(position, at.batch, following=position + stride)
             loss += self.model.gradient(x, y, position)
             if not shared:
                 kernels.local_step(xp, parameters, self._gradient, momentum, step)
-            position += at.learners * at.batch
+            position += stride
         kernels.delta(xp, self.weights, state.anchor, out[: layout.size])
         if shared:
             out[: layout.parameters] = self._decayed_gradient()
