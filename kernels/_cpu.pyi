@@ -9,7 +9,18 @@ FLAGS: str
 def delta(w: Any, a: Any, out: Any, /) -> bool: ...
 def gather(samples: Any, indices: Any, moves: Any, shift: Any, scale: Any, out: Any, /) -> bool: ...
 def local_step(
-    w: Any, g: Any, m: Any, rate: float, beta: float, nesterov: bool, weight_decay: float, decayed: int, /
+    w: Any,
+    m: Any,
+    g: Any,
+    a: Any,
+    w_out: Any,
+    m_out: Any,
+    rate: float,
+    beta: float,
+    nesterov: bool,
+    weight_decay: float,
+    decayed: int,
+    /,
 ) -> bool: ...
 def pack(x: Any, out: Any, /) -> bool: ...
 def unpack(packed: Any, out: Any, /) -> bool: ...
@@ -28,6 +39,6 @@ class Barrier:
 
 class Meeting:
     def __new__(
-        cls, barrier: Barrier, moves: tuple[tuple[Any, int, tuple[Any, ...], float], ...], hub: int, /
+        cls, barrier: Barrier, moves: tuple[tuple[Any, int, tuple[Any, ...], float, float | None], ...], hub: int, /
     ) -> Meeting: ...
     def run(self, sequence: int, mu: float, rate: float, spins: int, yields: int, deadline_s: float, /) -> int: ...

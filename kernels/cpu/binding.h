@@ -12,7 +12,7 @@ enum { READ = 0, WRITE = PyBUF_WRITABLE };
 
 /* Arrays of one call: of one format and one size. */
 typedef struct {
-    Py_buffer views[5];
+    Py_buffer views[6];
     int count;
     char format;
     Py_ssize_t size;

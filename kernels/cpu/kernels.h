@@ -31,24 +31,29 @@ typedef struct {
 
 typedef enum { SHOAL_SUM, SHOAL_STATISTICS, SHOAL_DISPLACEMENT, SHOAL_PER_RATE } shoal_rule;
 
-/* What becomes of d = scale * sum. Pointers that the rule has no use for are NULL. */
+/* What becomes of d = scale * sum. Pointers that the rule has no use for are NULL. With `gradients`, a part is not what
+   is to be added but the gradient of a step from `a` that displaces by it. */
 typedef struct {
     shoal_rule rule;
-    double scale, mu, rate;
+    int gradients;
+    double scale, mu, rate, decay;
     const void *a, *v;
     void *a_out, *v_out; /* the sum itself goes to a_out */
 } shoal_move;
 
+/* From (w, m) by the gradient g to (w_out, m_out), or with an `a` to w_out = what is reached - a. */
 typedef struct {
     double rate, beta, decay;
     int nesterov, decays;
     size_t decayed; /* so many elements from the first on have weight decay */
+    const void *w, *m, *g, *a; /* m and m_out, a: or NULL */
+    void *w_out, *m_out;
 } shoal_step;
 
 void shoal_delta_f32(const void *w, const void *a, void *out, size_t n);
 void shoal_delta_f64(const void *w, const void *a, void *out, size_t n);
-void shoal_local_step_f32(void *w, const void *g, void *m, size_t n, const shoal_step *step);
-void shoal_local_step_f64(void *w, const void *g, void *m, size_t n, const shoal_step *step);
+void shoal_local_step_f32(const shoal_step *by, size_t n);
+void shoal_local_step_f64(const shoal_step *by, size_t n);
 void shoal_reduce_f32(const shoal_terms *terms, const shoal_move *move);
 void shoal_reduce_f64(const shoal_terms *terms, const shoal_move *move);
 

@@ -84,6 +84,8 @@ class Train(_Section, frozen=True):
     """samples of one learner's step; with batch_mode = "global", of all learners together"""
     batch_mode: Literal["per_learner", "global"] = "per_learner"
     """per_learner: `P*B` grows with P; global: `P*B` stays at batch"""
+    micro_batch: Annotated[int, Meta(ge=0)] = 0
+    """compute a batch in pieces of at most so many samples, to save memory; batch norm sees pieces; 0: at once"""
     local_momentum: Share = 0.0
     """beta of `m <- beta*m + g`"""
     nesterov: bool = False

@@ -54,7 +54,7 @@ def prepare(config: Config, data: DataSet | MapData | None = None, net: Layer | 
     model = _model(config, data, net, backend)
     batches = _batches(config, data, backend)
     local = LocalSGD(model, batches, config.train, backend)
-    local.rehearse(min(stage.batch for stage in plan.stages))
+    local.rehearse(stage.batch for stage in plan.stages)
     return Job(config, backend, data, plan, model, batches, local)
 
 

@@ -26,7 +26,8 @@ from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
-from shoal.sgd.optimizer import contribution_size
+from shoal.sgd.interfaces import Numbers
+from shoal.sgd.optimizer import contribution_size, may_leave_step
 from shoal.state import Progress, TrainState
 
 
@@ -124,16 +125,17 @@ class Training:
         state.progress.counts = at.counts
         state.progress.begin(at.learners)
         self._journal.note(group, state.progress, trains=True)
+        gradients = may_leave_step(self._job.config.train, at.steps)
+        gradients = gradients and reducer.reads_each(group, at.learners, state.progress.round)
+        by = Numbers(at.steps, at.momentum, at.rate, gradients)
         reducer.start()
         losses = []
         for learner in group.learners_here(at.learners):
-            losses.append(self._job.local.contribute(state, at, learner, at.rate, reducer.slot()))
+            losses.append(self._job.local.contribute(state, at, learner, by, reducer.slot()))
             reducer.add(learner)
         busy_s = time.perf_counter() - start
-        settings = (at.steps, at.momentum, at.rate)
-        update = functools.partial(self._average.update, state, settings)
-        passes = self._average.passes(state, settings)
-        reducer.reduce(group, at.learners, state.progress.round, update, passes)
+        update = functools.partial(self._average.update, state, by)
+        reducer.reduce(group, at.learners, state.progress.round, update, self._average.passes(state, by))
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 
@@ -142,7 +144,7 @@ class Training:
         job, world = self._job, self._world
         start = time.perf_counter()
         self._provider.spread(self.state.anchor, decision)
-        job.backend.xp.copyto(job.local.weights, self.state.anchor)
+        job.local.evaluate_at(self.state.anchor)
         if job.config.train.batchnorm_eval == "recalibrate":
             evaluation.recalibrate(job.model, job.batches, len(job.data.train), job.config.seed)
         scores = evaluation.evaluate(world, job.model, job.batches, job.data)

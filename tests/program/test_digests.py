@@ -86,6 +86,11 @@ CASES: dict[str, Any] = {
     "augmented, prefetch": _case(
         "0:3, 0.7:8, 1.3:2", steps=3, data=AUGMENTED, model=CONVNET, mu=0.5, run={"prefetch": True}
     ),
+    "weight decay": _case("0:3, 0.7:5, 1:8", train={"weight_decay": 1e-2}, model=CONVNET, mu=0.5),
+    "weight decay of all": _case("0:3, 1:2", train={"weight_decay": 1e-2, "decay_norms": True}, model=CONVNET),
+    "K = 1, 4, 1 of as many learners": _case(_stages((0, 3, 1, 0.5), (0.7, 3, 4, 0.5), (1.4, 3, 1, 0.25))),
+    "micro-batches": _case("0:3, 1:8", batch=5, train={"micro_batch": 2}, mu=0.5),
+    "micro-batches, K = 4": _case("0:3, 1:2", batch=4, steps=4, train={**LOCAL, "micro_batch": 2}, model=CONVNET),
     "other seed": _case("0:1, 0.5:3, 1:7, 1.3:8, 1.61:12", mu=0.5, seed=2),
 }
 LOOSE = ("growing", "shrinking, K = 5", "batch norm", "momentum averaged", "global batch")

@@ -122,7 +122,7 @@ def test_digest_is_of_the_newest_only_but_export_falls_back(tmp_path):
 
 
 def test_bad_requests(run, tmp_path):
-    with pytest.raises(InputError, match=r"\.npz or \.safetensors"):
+    with pytest.raises(InputError, match=r"\.safetensors or \.pt"):
         export(run, run / "model.onnx")
     with pytest.raises(InputError, match="exists and is writable"):
         export(run, run / "none" / "model.npz")

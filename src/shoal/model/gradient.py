@@ -1,9 +1,9 @@
 """A net with its loss: from a flat buffer of weights and a batch to a flat gradient.
 
 A Model works on a copy of the net it is given, so one net can be the description of many models. It reads
-the weights from, and writes the gradient to, the two flat buffers it is bound to; several learners share a
-Model by copying their weights in and their results out. The same weights and batch give the same bits,
-whatever ran before.
+the weights from, and writes the gradient to, the flat buffers it is bound to, and can go back to buffers that it
+was bound to before; several learners share a Model. The same weights and batch give the same bits, whatever ran
+before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from shoal.model.flat import Layout, Shape, Tensor
 from shoal.model.layer import Layer, Scratch, check_layer
 from shoal.model.losses import find_loss
 from shoal.model.normalisation import BatchNorm
+
+Binding = list[tuple[Layer, dict[str, Array], dict[str, Array]]]
+"""Of each layer the views of its tensors and of their gradients."""
 
 
 class Model:
@@ -74,21 +77,32 @@ class Model:
             else:
                 view.fill(tensor.initial)
 
-    def bind(self, weights: Array, gradient: Array) -> None:
-        """Work on these aligned buffers of layout.size and layout.parameters elements; clears `gradient`."""
-        for flat, size in ((weights, self.layout.size), (gradient, self.layout.parameters)):
-            aligned = not size or address(flat) % ALIGNMENT_BYTES == 0
-            if flat.shape != (size,) or flat.dtype != self.dtype or not aligned:
+    def bind(self, weights: Array, gradient: Array | None = None, statistics: Array | None = None) -> Binding:
+        """Work on these aligned buffers from now on; returns what `use` takes to come back to them.
+
+        weights (layout.size) is not written, but for the running statistics, which are those of `statistics`
+        (layout.size) where it is given. gradient (layout.parameters) is cleared; without one the model can only
+        evaluate."""
+        layout = self.layout
+        for flat, size in ((weights, layout.size), (gradient, layout.parameters), (statistics, layout.size)):
+            aligned = flat is None or not size or address(flat) % ALIGNMENT_BYTES == 0
+            if flat is not None and (flat.shape != (size,) or flat.dtype != self.dtype or not aligned):
                 raise ValueError(f"a flat buffer must be aligned, {self.dtype} and have {size} elements")
-        gradient.fill(0)
-        values, gradients = self.layout.views(weights), self.layout.views(gradient)
-        for layer in self._layers:
-            names = {one.name: _full_name(layer, one) for one in layer.tensors()}
-            trained = {own: full for own, full in names.items() if full in gradients}
-            layer.bind(
-                {own: values[full] for own, full in names.items()},
-                {own: gradients[full] for own, full in trained.items()},
-            )
+        values, gradients = layout.views(weights), {}
+        if statistics is not None:
+            apart = layout.views(statistics)
+            values |= {one.name: apart[one.name] for one in layout.tensors if one.kind == "statistic"}
+        if gradient is not None:
+            gradient.fill(0)
+            gradients = layout.views(gradient)
+        binding = [(layer, _own(layer, values), _own(layer, gradients)) for layer in self._layers]
+        self.use(binding)
+        return binding
+
+    def use(self, binding: Binding) -> None:
+        """Work on the buffers of an earlier `bind`, as they are."""
+        for layer, values, gradients in binding:
+            layer.bind(values, gradients)
 
     def gradient(self, x: Array, y: Array, position: int = 0) -> float:
         """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics.
@@ -148,6 +162,12 @@ class Model:
         taken = self._scratch("x", x.shape)
         self.backend.xp.copyto(taken, x, casting="same_kind")
         return taken
+
+
+def _own(layer: Layer, views: dict[str, Array]) -> dict[str, Array]:
+    """Those of the views that are of this layer's own tensors, by their own names."""
+    names = {one.name: _full_name(layer, one) for one in layer.tensors()}
+    return {own: views[full] for own, full in names.items() if full in views}
 
 
 def _full_name(layer: Layer, tensor: Tensor) -> str:

@@ -6,8 +6,8 @@
     resnet18, resnet20, senet18: see resnets.py; `width` channels in the first stage
 
 (Pooling before ReLU gives what ReLU before pooling gives, on a quarter of the pixels.) With `batchnorm`, batch
-norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other nets are made
-from the layers themselves.
+norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other nets
+are made from the layers themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ POOLED_SIDE = 4
 
 
 class NetOptions(Protocol):
-    """What `build` reads: the net's name, the mlp's hidden widths and dropout, the others' width (0: 16), batch norm."""
+    """What `build` reads: the net's name, the mlp's hidden widths and dropout, the others' width (0: 16), batch norm
+    of the first two."""
 
     @property
     def net(self) -> str: ...
