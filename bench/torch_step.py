@@ -31,6 +31,7 @@ from shoal.config import Train
 from shoal.data.batches import Batches
 from shoal.data.order import SampleOrder
 from shoal.data.sets import from_arrays
+from shoal.sgd.interfaces import Numbers
 from shoal.sgd.optimizer import LocalSGD
 from shoal.state import TrainState
 from torch_nets import BATCH, RATE
@@ -82,7 +83,7 @@ def adapter(net: str) -> Callable[[int], None]:
 
     def steps(index: int) -> None:
         state.progress.consumed = index * BATCH
-        local.contribute(state, turn, 0, RATE, out)
+        local.contribute(state, turn, 0, Numbers(turn.steps, 0.0, RATE), out)
 
     return steps
 
