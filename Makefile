@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test lint unit mpi program test-slurm golden bench bench-peers clean
+.PHONY: help venv demo test test-torch lint unit mpi program test-slurm golden bench bench-peers clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,14 @@ demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 5 seeds; a table, t
 
 test: lint unit mpi program  ## all checks and tests
 	@echo "make test: all passed"
+
+test-torch: .venv-torch/.ready  ## the tests that need PyTorch, in an environment that has it
+	.venv-torch/bin/python -m pytest tests/unit/test_*torch*.py tests/unit/test_report_export.py tests/program/test_torch.py
+
+.venv-torch/.ready: pyproject.toml setup.py $(wildcard kernels/cpu/*)
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch$(if $(filter none,$(MPI)),,$(comma)$(MPI))]'
+	touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -209,7 +209,9 @@ def compare(directories: tuple[Path, ...], target: float | None, style: str, cla
 
 
 @commands.command()
-@click.option("-o", "--output", type=_FILE, required=True, help="model.npz or model.safetensors")
+@click.option(
+    "-o", "--output", type=_FILE, required=True, help="model.npz, model.safetensors or model.pt (a state_dict)"
+)
 @click.argument("directory", type=_FILE)
 def export(directory: Path, output: Path) -> None:
     """The trained parameters by name, from a run's newest checkpoint."""

@@ -6,18 +6,17 @@ schedule or a data set means is checked by the room that knows it.
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import InputError
+from shoal.refusals import Shape, explain
 
 Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -64,10 +63,12 @@ class Model(_Section, frozen=True):
 
     net: str = "convnet-s"
     """mlp, convnet-s, resnet18, resnet20 or senet18"""
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """cross-entropy for labels, mse for regression targets"""
+    loss: Literal["cross-entropy", "mse", "own"] = "cross-entropy"
+    """cross-entropy for labels, mse for regression targets; own: a function of a PyTorch model"""
     hidden: tuple[Positive, ...] = (64,)
     """mlp: widths of the hidden layers"""
+    dropout: Share = 0.0
+    """mlp: the share of each hidden layer's outputs that is dropped in training, by sample and epoch"""
     width: Positive = 16
     """all but mlp: channels of the first convolution; 64 is the paper's resnet18 and senet18"""
     batchnorm: bool = False
@@ -269,7 +270,8 @@ def convert(tree: Mapping[str, Any], kind: type[_Kind], source: str) -> _Kind:
     try:
         return msgspec.convert(dict(tree), kind, strict=True)
     except msgspec.ValidationError as error:
-        raise InputError(_explain(str(error), tree, source, kind)) from None
+        settable = kind is Config
+        raise InputError(explain(str(error), tree, source, Shape(kind, Stage, settable))) from None
 
 
 def dump(config: Config) -> str:
@@ -367,48 +369,3 @@ def _check(config: Config, source: str) -> None:
     ):
         if broken:
             raise InputError(f"{source}: {sentence}")
-
-
-def _explain(message: str, tree: Mapping[str, Any], source: str, kind: type[Struct]) -> str:
-    """msgspec's message as a sentence with the value and the way out."""
-    rule, _, where = message.partition(" - at `$")
-    path = [part for part in re.split(r"[.\[\]`]+", where) if part]
-    if unknown := re.search(r"unknown field `(.*)`", rule):
-        return _explain_unknown(unknown[1], path, source, kind)
-    value: Any = tree
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else _item(value, part)
-    name = ".".join(path) or "it"
-    if missing := re.search(r"missing required field `(.*)`", rule):
-        return f"{source}: {name} has no `{missing[1]}`, which it needs; add it"
-    rule = re.sub(r"`", "", rule.replace("Expected `", "expected `")).replace("Invalid enum value", "invalid value")
-    settable = kind is Config and not any(part.isdigit() for part in path)
-    way_out = "change it there" + (f" or with --set {name}=..." if settable else "")
-    if choices := _choices(path, kind):
-        rule += f" (known: {', '.join(choices)})"
-    return f"{source}: {name} = {value!r} cannot be used: {rule}; {way_out}"
-
-
-def _item(value: Any, part: str) -> Any:
-    return value[int(part)] if isinstance(value, (list, tuple)) and part.isdigit() else value
-
-
-def _explain_unknown(key: str, path: list[str], source: str, kind: type[Struct]) -> str:
-    section: Any = kind
-    for part in path:
-        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, Stage)
-        section = section if isinstance(section, type) and issubclass(section, Struct) else Stage
-    known = list(section.__struct_fields__)
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-    return f"{source}: {'.'.join([*path, key])} is not a known key; {hint}"
-
-
-def _choices(path: list[str], kind: type[Struct]) -> list[str]:
-    """The allowed words of a Literal field."""
-    section: Any = kind
-    for part in path:
-        if not (isinstance(section, type) and issubclass(section, Struct)):
-            return []
-        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part)
-    return [word for kind in (section, *get_args(section)) for word in get_args(kind) if isinstance(word, str)]

@@ -14,10 +14,11 @@ import numpy as np
 from shoal.comm.collectives import gather
 from shoal.comm.tree import sum_scalars
 from shoal.comm.world import World
-from shoal.data.batches import Batches
+from shoal.data.batches import BatchSource
 from shoal.data.keyed import permutation
+from shoal.data.mapstyle import MapData, MapSplit
 from shoal.data.sets import DataSet, Split
-from shoal.model.gradient import Model
+from shoal.model.trainable import Trainable
 
 FLAT_CHUNK, FLAT_BYTES = 256, 4 << 20
 IMAGE_CHUNK, IMAGE_BYTES = 64, 384 << 10
@@ -36,12 +37,12 @@ def chunk_size(sample_shape: tuple[int, ...]) -> int:
     return max(LEAST_CHUNK, min(most, most_bytes // (4 * math.prod(sample_shape))))
 
 
-def evaluate(world: World, model: Model, batches: Batches, data: DataSet) -> Scores:
+def evaluate(world: World, model: Trainable, batches: BatchSource, data: DataSet | MapData) -> Scores:
     """{"test": {"accuracy", "loss"}, "validation": ...} of the model's bound weights, on the master.
 
     Collective over the world; the weights are the same on all ranks. Elsewhere the result is incomplete.
     """
-    splits: dict[str, Split] = {"test": data.test}
+    splits: dict[str, Split | MapSplit] = {"test": data.test}
     if data.validation is not None:
         splits["validation"] = data.validation
     size = chunk_size(data.sample_shape)
@@ -55,7 +56,7 @@ def evaluate(world: World, model: Model, batches: Batches, data: DataSet) -> Sco
     return {name: _score(len(split), [sums[c] for c in chunks if c[0] == name]) for name, split in splits.items()}
 
 
-def recalibrate(model: Model, batches: Batches, samples: int, seed: int) -> None:
+def recalibrate(model: Trainable, batches: BatchSource, samples: int, seed: int) -> None:
     """Fresh batch-norm statistics through the bound weights, from a fixed, keyed set of training samples."""
     chosen = permutation(seed, "recalibration", 0, samples)[:RECALIBRATED]
     size = min(IMAGE_CHUNK, chunk_size(model.sample_shape))

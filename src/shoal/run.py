@@ -18,16 +18,18 @@ import numpy as np
 from shoal import environment, errors, kernels
 from shoal.allocation import Allocation
 from shoal.comm.collectives import broadcast_bytes
-from shoal.comm.world import World, usable_cores
+from shoal.comm.joining import come
+from shoal.comm.world import World
 from shoal.config import Config
+from shoal.data.mapstyle import MapData
 from shoal.data.sets import DataSet
 from shoal.elastic.master import Decision
 from shoal.elastic.plan import warnings
 from shoal.elastic.policy import Policy
-from shoal.elastic.supply import come
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
+from shoal.model.trainable import OwnModel
 from shoal.record.recorder import OnEvent, Recorder
 from shoal.training import Training
 
@@ -65,8 +67,8 @@ class Request:
     resume: bool = False
     patient: bool = True
     """on a resume, wait for the lease of a job that is just ending"""
-    data: DataSet | None = None
-    net: Layer | None = None
+    data: DataSet | MapData | None = None
+    net: Layer | OwnModel | None = None
     policy: Policy | None = None
     listen: Callable[[], Sequence[OnEvent]] = tuple
     """makes the listeners, on the rank that is or becomes the master"""
@@ -124,7 +126,7 @@ def join(request: Request, recovers: bool, stop_requested: Callable[[], bool]) -
     run = request.config.run
     environment.limit_threads(run.threads)
     job = prepare(request.config, request.data, request.net, request.policy)
-    joined = come(job.fingerprint(), usable_cores())
+    joined = come(job.fingerprint())
     world = World(joined.spawner.top, job.backend, run.timeout_s, recovers=recovers, seats=joined.welcome.seats)
     world.generation = joined.welcome.generation
     world.watch_every(run.heartbeat_s)
@@ -236,7 +238,7 @@ def _idle_nodes(world: World, job: Job, here: Allocation) -> Iterator[str]:
 
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
     header = next((event for event in recorder.history if event["event"] == "header"), {})
-    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here[key]]
+    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here.get(key)]
     if changed:
         recorder.event(
             "warning",

@@ -16,6 +16,7 @@ import numpy as np
 from shoal import evaluation
 from shoal.allocation import Allocation
 from shoal.comm.group import Group
+from shoal.comm.joining import Joined
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes
 from shoal.comm.tuning import make_tuner
@@ -24,7 +25,7 @@ from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
 from shoal.elastic.stopping import Deadline, nodes_needed
-from shoal.elastic.supply import CHANGES, Joined, memory_and_supply
+from shoal.elastic.supply import CHANGES, memory_and_supply
 from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
@@ -240,9 +241,8 @@ class Training:
         self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
-        tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
         progress = msgspec.to_builtins(self.state.progress)
-        return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
+        return {"progress": progress, "tensors": self._job.model.layout.table(), "data": self._job.data_sum}
 
     def _record(self, kind: str, **fields: Any) -> None:
         """What happens is logged by the master."""

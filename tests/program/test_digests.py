@@ -46,6 +46,13 @@ CASES: dict[str, Any] = {
     "a preset": _case("paper-V", epochs=5, steps=4, batch=2, mu=0.5),
     "batch norm": _case("0:1, 0.5:7, 1:12, 1.5:3", model=CONVNET, mu=0.5, batch=4),
     "batch norm, K = 4": _case("0:3, 1:8, 2:1", epochs=2.5, steps=4, model=CONVNET, mu=0.5, batch=2),
+    "dropout": _case("0:3, 1:8", model={**MLP, "dropout": 0.3}, mu=0.5),
+    "dropout, K = 4, recalibrated": _case(
+        "0:7, 1:3",
+        model={**MLP, "dropout": 0.5, "batchnorm": True},
+        steps=4,
+        train={"batchnorm_eval": "recalibrate"},
+    ),
     "recalibrated": _case("0:3, 1:7", model=CONVNET, train={"batchnorm_eval": "recalibrate"}),
     "convnet without batch norm": _case("0:3, 1:8", model={**CONVNET, "batchnorm": False}),
     "shared momentum": _case("0:3, 1:8", train=LOCAL),

@@ -38,7 +38,7 @@ IMAGE = (8, 8, 1)
 
 
 def options(net, batchnorm=False, hidden=(40, 33), width=4):
-    return SimpleNamespace(net=net, batchnorm=batchnorm, hidden=list(hidden), width=width)
+    return SimpleNamespace(net=net, batchnorm=batchnorm, hidden=list(hidden), width=width, dropout=0.0)
 
 
 def residual():

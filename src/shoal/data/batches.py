@@ -7,6 +7,8 @@ so a sample has the same bits in whatever batch, chunk or process it appears.
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
 from shoal import kernels
@@ -18,6 +20,18 @@ from shoal.data.sets import DataSet, Split
 
 Batch = tuple[Array, Array]
 """x: float32 (count, *sample_shape). y: int64 (count,), or float32 (count, ...) for regression."""
+
+
+class BatchSource(Protocol):
+    """What gives batches; `Batches` says what each call does."""
+
+    def training(self, position: int, count: int, following: int | None = None) -> Batch: ...
+
+    def chosen(self, indices: np.ndarray) -> Batch: ...
+
+    def chunk(self, split: Any, start: int, stop: int) -> Batch: ...
+
+    def close(self) -> None: ...
 
 
 class Batches:

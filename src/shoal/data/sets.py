@@ -12,6 +12,7 @@ randomised where a set asks for it, so that test and validation labels are alway
 from __future__ import annotations
 
 import difflib
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,9 +74,27 @@ class DataSet:
         return self.train.x.shape[1:]
 
     @property
+    def sample_dtype(self) -> np.dtype[Any]:
+        """The dtype of samples in a batch."""
+        return np.dtype(np.float32)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one target; () for a label."""
+        return self.train.y.shape[1:]
+
+    @property
     def outputs(self) -> int:
         """How many outputs a net for this set has: one a class, or one a regression target."""
-        return self.classes or int(np.prod(self.train.y.shape[1:]))
+        return self.classes or int(np.prod(self.target_shape))
+
+    def checksum(self) -> str:
+        """Of all samples and targets, and how samples are mapped."""
+        splits = [split for split in (self.train, self.test, self.validation) if split is not None]
+        total = 0
+        for array in (self.shift, self.scale, *(array for split in splits for array in (split.x, split.y))):
+            total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(repr(array.shape).encode(), total))
+        return f"{total:08x}"
 
 
 class DataOptions(Protocol):

@@ -1,6 +1,7 @@
 """Networks on flat buffers: layers, nets, losses and gradients."""
 
 from shoal.model.convolution import Conv2d
+from shoal.model.dropout import Dropout
 from shoal.model.flat import FlatBuffer, Layout, Tensor
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
@@ -15,6 +16,7 @@ __all__ = [
     "AveragePool",
     "BatchNorm",
     "Conv2d",
+    "Dropout",
     "FlatBuffer",
     "Flatten",
     "GlobalPool",

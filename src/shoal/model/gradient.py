@@ -18,6 +18,7 @@ import numpy as np
 from shoal.backend import ALIGNMENT_BYTES, Array, Backend, address
 from shoal.data.keyed import uniform
 from shoal.errors import InputError
+from shoal.model.dropout import Dropout
 from shoal.model.flat import Layout, Shape, Tensor
 from shoal.model.layer import Layer, Scratch, check_layer
 from shoal.model.losses import find_loss
@@ -30,16 +31,22 @@ Binding = list[tuple[Layer, dict[str, Array], dict[str, Array]]]
 class Model:
     """A net for samples of `sample_shape`, its `layout`, and its loss by name.
 
-    `output_shape` is the shape of one output sample, `outputs` the count of its numbers. InputError where
+    `output_shape` is the shape of one output sample, `outputs` the count of its numbers; `seed` keys what layers
+    draw in training. InputError where
     the layers do not fit the samples or each other.
     """
 
-    def __init__(self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32, seed: int = 0
+    ) -> None:
         check_layer(net, "Model")
         self.net = copy.deepcopy(net)
         self.net.rename("")
         self._layers = tuple(self.net.walk())
         _check_distinct(self._layers)
+        self._dropouts = tuple(layer for layer in self._layers if isinstance(layer, Dropout))
+        for dropout in self._dropouts:
+            dropout.seed = seed
         self.sample_shape = tuple(sample_shape)
         self.output_shape = self.net.output_shape(self.sample_shape)
         self.outputs = math.prod(self.output_shape)
@@ -97,8 +104,11 @@ class Model:
         for layer, values, gradients in binding:
             layer.bind(values, gradients)
 
-    def gradient(self, x: Array, y: Array) -> float:
-        """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics."""
+    def gradient(self, x: Array, y: Array, position: int = 0) -> float:
+        """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics.
+
+        position: that of the batch's first sample in the sample order, which keys what layers draw."""
+        self._draw_at(position)
         with np.errstate(over="ignore", invalid="ignore"):
             outputs = self.net.forward(self._taken(x), True)
             loss = float(self.loss.per_sample(outputs, y).sum()) / len(outputs)
@@ -119,6 +129,7 @@ class Model:
 
     def recalibrate(self, batches: Iterable[Array]) -> None:
         """Set the running statistics to the mean of the batch statistics over these batches, of equal weight."""
+        self._draw_at(None)
         norms = [layer for layer in self._layers if isinstance(layer, BatchNorm)]
         if not norms:
             return
@@ -130,6 +141,10 @@ class Model:
         finally:
             for norm in norms:
                 norm.share = norm.momentum
+
+    def _draw_at(self, position: int | None) -> None:
+        for dropout in self._dropouts:
+            dropout.position = position
 
     @property
     def scratch_bytes(self) -> int:
@@ -168,11 +183,6 @@ def _check_distinct(layers: tuple[Layer, ...]) -> None:
         seen.add(id(layer))
 
 
-class _Split(Protocol):
-    @property
-    def y(self) -> np.ndarray: ...
-
-
 class FittingData(Protocol):
     """What `check_fit` reads of a data set."""
 
@@ -183,7 +193,7 @@ class FittingData(Protocol):
     @property
     def classes(self) -> int: ...
     @property
-    def train(self) -> Any: ...
+    def target_shape(self) -> Shape: ...
 
 
 def check_fit(data: FittingData, model: Model) -> None:
@@ -209,8 +219,8 @@ def check_fit(data: FittingData, model: Model) -> None:
             f"loss {model.loss.name!r} needs regression targets, but data set {data.name!r} has class labels: "
             "use loss 'cross-entropy'"
         )
-    elif math.prod(data.train.y.shape[1:]) != model.outputs:
+    elif math.prod(data.target_shape) != model.outputs:
         raise InputError(
             f"the net has {model.outputs} outputs, but data set {data.name!r} has targets of shape "
-            f"{data.train.y.shape[1:]}: give its last layer an output for each number"
+            f"{data.target_shape}: give its last layer an output for each number"
         )

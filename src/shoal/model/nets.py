@@ -1,13 +1,13 @@
 """The nets that a config can name.
 
-    mlp          flatten, then a linear layer and ReLU for each width of `hidden`, then a linear layer
+    mlp          flatten, then a linear layer, ReLU and `dropout` for each width of `hidden`, then a linear layer
     convnet-s    3x3 convolution to `width` channels, max pooling by 2, ReLU; 3x3 convolution to 4 `width`
                  channels, ReLU; max pooling down to 4 to 7 pixels a side; a linear layer
     resnet18, resnet20, senet18: see resnets.py; `width` channels in the first stage
 
 (Pooling before ReLU gives what ReLU before pooling gives, on a quarter of the pixels.) With `batchnorm`, batch
-norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other nets are made
-from the layers themselves.
+norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other nets
+are made from the layers themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Protocol
 
 from shoal.errors import InputError
 from shoal.model.convolution import Conv2d
+from shoal.model.dropout import Dropout
 from shoal.model.flat import Shape
 from shoal.model.layer import Layer, check_sizes
 from shoal.model.layers import Flatten, Linear, ReLU, Sequential
@@ -32,12 +33,15 @@ POOLED_SIDE = 4
 
 
 class NetOptions(Protocol):
-    """What `build` reads: the net's name, the mlp's hidden widths, the others' width (0: 16), batch norm."""
+    """What `build` reads: the net's name, the mlp's hidden widths and dropout, the others' width (0: 16), batch norm
+    of the first two."""
 
     @property
     def net(self) -> str: ...
     @property
     def hidden(self) -> Sequence[int]: ...
+    @property
+    def dropout(self) -> float: ...
     @property
     def width(self) -> int: ...
     @property
@@ -62,11 +66,14 @@ def _mlp(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
         check_sizes("net mlp", hidden=width)
         layers.append(Linear(inputs, width, bias=not options.batchnorm))
         layers += _activation(width, options.batchnorm)
+        layers += [Dropout(options.dropout)] if options.dropout else []
         inputs = width
     return Sequential(*layers, Linear(inputs, outputs))
 
 
-def _residual(make: Callable[[int, int, int], Sequential], options: NetOptions, shape: Shape, outputs: int) -> Sequential:
+def _residual(
+    make: Callable[[int, int, int], Sequential], options: NetOptions, shape: Shape, outputs: int
+) -> Sequential:
     width, channels = _image_sizes(options, shape)
     return make(width, outputs, channels)
 

@@ -18,12 +18,13 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from shoal import kernels
 from shoal.backend import Array, Backend
 from shoal.config import Train
-from shoal.data.batches import Batches
-from shoal.model.gradient import Binding, Model
+from shoal.data.batches import BatchSource
+from shoal.model.trainable import Trainable
 from shoal.sgd.interfaces import Numbers, Settings, State
 
 
@@ -42,7 +43,7 @@ def averages_momentum(options: Train, steps: int) -> bool:
     return steps > 1 and options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
 
 
-def contribution_size(model: Model, options: Train) -> int:
+def contribution_size(model: Trainable, options: Train) -> int:
     """How many numbers a learner brings to a reduction: the whole model, and m where it may be averaged."""
     with_momentum = options.local_momentum > 0 and options.local_momentum_at_reduction == "average"
     return model.layout.size + (model.layout.parameters if with_momentum else 0)
@@ -61,14 +62,14 @@ _KEPT_BINDINGS = 64
 class LocalSGD:
     """The work memory of one rank, used by its learners one after another."""
 
-    def __init__(self, model: Model, batches: Batches, options: Train, backend: Backend) -> None:
+    def __init__(self, model: Trainable, batches: BatchSource, options: Train, backend: Backend) -> None:
         self.model, self._batches, self._options, self._backend = model, batches, options, backend
         layout = model.layout
         self._weights = backend.zeros(layout.size)
         self._momentum = backend.zeros(layout.parameters) if options.local_momentum else None
         self._total = backend.zeros(layout.parameters) if options.micro_batch else None
         self._decayed = layout.parameters if options.decay_norms else layout.decayed
-        self._bindings: dict[tuple[int, int], tuple[Binding, Array, Array]] = {}
+        self._bindings: dict[tuple[int, int], tuple[Any, Array, Array]] = {}
 
     def rehearse(self, batches: Iterable[int]) -> None:
         """Compute the smallest piece of steps of these batches for nothing, so that what a layer refuses is refused
@@ -90,15 +91,14 @@ class LocalSGD:
         measured = slice(layout.parameters, layout.size)
         xp.copyto(self._weights[measured], anchor[measured])
         weights, loss = anchor, 0.0
-        position, stride = state.position + learner * at.batch, at.learners * at.batch
+        position = state.position + learner * at.batch
         for step in range(at.steps):
             self._use(weights, out)
-            # Its first position of the next round is one stride after its last of this one.
-            loss += self._gradient(position, at.batch, out[: layout.parameters], position + stride)
+            loss += self._gradient(position, at, out[: layout.parameters])
             if not by.gradients:
                 self._step(state, step, by, out)
             weights = self._weights
-            position += stride
+            position += at.learners * at.batch
         kernels.delta(xp, self._weights[measured], anchor[measured], out[measured])
         return loss / at.steps
 
@@ -114,16 +114,19 @@ class LocalSGD:
         binding = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
         self._bindings[key] = (binding, weights, out)  # which keep their ids
 
-    def _gradient(self, position: int, batch: int, gradient: Array, following: int) -> float:
-        """The mean loss of the samples at [position, +batch); `gradient`, which the model is bound to, becomes its
-        gradient. following: where this learner's next batch begins."""
+    def _gradient(self, position: int, at: Settings, gradient: Array) -> float:
+        """The mean loss of the samples at [position, +B); `gradient`, which the model is bound to, becomes its
+        gradient."""
+        # A learner's next batch, in the next round too, is one stride on; so is each piece of it.
+        stride, batch = at.learners * at.batch, at.batch
         if self._total is None or batch <= self._options.micro_batch:
-            return self.model.gradient(*self._batches.training(position, batch, following))
+            return self.model.gradient(*self._batches.training(position, batch, position + stride), position)
         xp, total, loss = self._backend.xp, self._total, 0.0
         total.fill(0)
         for size in micro_batches(batch, self._options.micro_batch):
             share = size / batch
-            loss += share * self.model.gradient(*self._batches.training(position, size))
+            piece = self._batches.training(position, size, position + stride)
+            loss += share * self.model.gradient(*piece, position)
             xp.multiply(gradient, share, out=gradient)
             xp.add(total, gradient, out=total)
             position += size
