@@ -108,11 +108,6 @@ class Cluster:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-        for daemon in self._daemons:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(END_S)
         while left := list(self.processes()):
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -145,7 +140,7 @@ class Cluster:
         """What lives of the cluster, or of one of its jobs."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                given = process.environ()
+                given = environment_of(process)
                 ours = given.get("SLURM_CONF") == str(self._config) and process.status() != psutil.STATUS_ZOMBIE
                 if ours and job in (None, int(given.get("SLURM_JOB_ID", -1))):
                     yield process
@@ -200,6 +195,12 @@ class Cluster:
             if dead or time.monotonic() > end:
                 raise TimeoutError(f"not after {deadline_s:g} s: {what}; ended: {dead}\n{self.logs()}")
             time.sleep(POLL_S)
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Its environment, also where its beginning was overwritten: slurmstepd writes its title there."""
+    given = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return {name: value for name, equals, value in (line.partition("=") for line in given) if equals}
 
 
 def _free_ports(count: int) -> list[int]:

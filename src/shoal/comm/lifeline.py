@@ -151,11 +151,11 @@ class Lifeline:
         self._end_everybody(status)
         self._die()
 
-    def leave(self, status: int, speaker: bool) -> NoReturn:
+    def leave(self, status: int, speaker: bool, lost: bool = False) -> NoReturn:
         """The orderly end, with exit status `status`. Collective; raises SystemExit when MPI is finished.
 
-        One rank, the speaker, carries the status, and after the others: a non-zero exit makes Open MPI print a page
-        of help, and MPICH kill whoever is still in its exit, if other ranks are there then.
+        lost: whether ranks were. One rank, the speaker, carries the status, and after the others: a non-zero exit
+        makes Open MPI print a page of help, and MPICH kill whoever is still in its exit, if others are there then.
         """
         from mpi4py import MPI
 
@@ -164,7 +164,7 @@ class Lifeline:
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
         if self._summons is not None:
             self._summons.close()
-        if self.comm != MPI.COMM_WORLD:  # ranks were lost: Finalize may wait for them for ever
+        if lost:  # Finalize may wait for them for ever
             if speaker:
                 tell_launcher(status)
             sys.stdout.flush()
@@ -188,7 +188,7 @@ class Lifeline:
         if self._summons is not None:
             self._summons.send()
             time.sleep(ABORT_LIMIT_S)  # mpiexec kills this rank before that is over
-        elif MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+        elif MPI.Is_initialized() and not MPI.Is_finalized() and self.comm.size > 1:
             MPI.COMM_WORLD.Abort(status)
 
     def _die(self) -> NoReturn:

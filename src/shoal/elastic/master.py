@@ -25,6 +25,7 @@ from shoal.comm.world import World
 from shoal.config import Config
 from shoal.elastic.plan import Plan, StagePlan, batch_refusal, forecast
 from shoal.elastic.policy import Policy, Resize, Situation, as_resize, refusal
+from shoal.elastic.supply import Supply
 from shoal.sgd.rates import learning_rate
 from shoal.state import Counts, Progress, TrainState
 
@@ -32,10 +33,13 @@ Record = Callable[..., None]
 """record(kind, **fields): one event of the run's log."""
 
 
+Action = Literal["train", "evaluate", "checkpoint", "end", "spawn", "grow", "wait", "release", "forget"]
+
+
 class Decision(Struct, frozen=True, array_like=True):
     """What all ranks do next. `train` carries the settings of the round: P, K, mu, B, rate and the ranks."""
 
-    action: Literal["train", "evaluate", "checkpoint", "end"]
+    action: Action
     learners: int = 0
     steps: int = 0
     momentum: float = 0.0
@@ -83,9 +87,12 @@ class Outside:
 class Master:
     """Decides."""
 
-    def __init__(self, config: Config, plan: Plan, world: World, record: Record, outside: Outside) -> None:
+    def __init__(
+        self, config: Config, plan: Plan, world: World, record: Record, outside: Outside, supply: Supply | None
+    ) -> None:
         self._config, self._plan, self._world = config, plan, world
-        self._record, self._outside = record, outside
+        self._record, self._outside, self._supply = record, outside, supply
+        self._round_s = 0.0
         self._replay: deque[Mapping[str, Any]] = deque()
         self._scores: Mapping[str, Any] = {}
         self._saved = 0
@@ -103,24 +110,52 @@ class Master:
         """The next decision. rows: the facts of the round just committed, one a rank, or None; it took round_s."""
         progress = state.progress
         if rows is not None:
+            self._round_s = round_s
             self._close_round(state, rows, round_s)
         self._stop = self._stop or self._outside.stop()
         self._hear_wishes(progress)
         finished = self._finished(state)
         if self._failure:
-            self._record("failure", round=progress.round, reason=self._failure)
-            return self._without_round("end", state, errors.BAD_INPUT, self._failure)
+            return self._end(state, errors.BAD_INPUT, self._failure, "failure")
         if self._evaluation_due(state, finished):
             return self._without_round("evaluate", state)
         if self._checkpoint_due(state, finished):
             self._saved = progress.consumed
             return self._without_round("checkpoint", state)
         if finished:
-            return self._without_round("end", state, errors.DONE, finished)
+            return self._end(state, errors.DONE, finished)
         if self._stop:
-            self._record("stop", round=progress.round, consumed=progress.consumed, reason=self._stop)
-            return self._without_round("end", state, errors.STOPPED, self._stop)
+            return self._end(state, errors.STOPPED, self._stop, "stop")
+        if self._supply is not None and (step := self._supply.next_step(*self._needed(progress), at_the_end=False)):
+            return self._without_round(step, state)
         return self._next_round(state)
+
+    def _end(self, state: TrainState, status: int, reason: str, event: str = "") -> Decision:
+        """The end, once all ranks that came have left."""
+        if self._supply is not None and (step := self._supply.next_step(0, 0, at_the_end=True)):
+            return self._without_round(step, state)
+        if event:
+            self._record(event, round=state.progress.round, consumed=state.progress.consumed, reason=reason)
+        return self._without_round("end", state, status, reason)
+
+    def _needed(self, progress: Progress) -> tuple[int, int]:
+        """Ranks of the next round, and the most of those that begin before all that there can be could have come."""
+        assert self._supply is not None
+        now = self._stage(progress)
+        needed = self._ranks_of(now, progress)
+        ahead = self._supply.most * self._supply.lead_s / max(self._round_s, 1e-3) * now.round_samples
+        soon = [s for s in self._plan.stages if progress.consumed < s.start <= progress.consumed + ahead]
+        return needed, max((self._ranks_of(stage, progress) for stage in soon), default=0)
+
+    def _stage(self, progress: Progress) -> StagePlan:
+        """What holds in the next round."""
+        stage, wanted = self._plan.at(progress.consumed), progress.counts.wanted_learners
+        return stage.for_learners(wanted, self._config.train) if wanted else stage
+
+    def _ranks_of(self, stage: StagePlan, progress: Progress) -> int:
+        """R of the stage, if as many ranks live as there can be."""
+        most = min(progress.counts.wanted_ranks or self._most_ranks, self._most_ranks)
+        return len(ranks_for(stage.learners, range(most)))
 
     def resumed(self, state: TrainState, replay: Sequence[Mapping[str, Any]]) -> None:
         """The state came from a checkpoint, so it need not be saved again, and its stage is in the log. What was asked
@@ -138,6 +173,11 @@ class Master:
         self._record("evaluation", **self.where(state), **scores, evaluation_s=evaluation_s)
         if not math.isfinite(scores["test"]["loss"]):
             self._failure = self._not_finite(f"the loss of the evaluation after round {progress.round}")
+
+    def world_changed(self, state: TrainState, **what: Any) -> None:
+        """A rank came or left, and all have the state; `what` is logged of it."""
+        self._knowing = self._world.size
+        self._record("world", round=state.progress.round, world=self._world.size, **what)
 
     def recovered(self, state: TrainState, history: Sequence[Mapping[str, Any]]) -> None:
         """All ranks have the state, some were lost, and this one may not have been the master before.
@@ -238,7 +278,7 @@ class Master:
 
     @property
     def _most_ranks(self) -> int:
-        return self._world.size
+        return self._world.size if self._supply is None else self._supply.most
 
     def _not_finite(self, what: str) -> str:
         rate = self._now.rate if self._now else 0.0
@@ -274,9 +314,7 @@ class Master:
         period = every * self._plan.samples
         return bool(finished or self._stop) or (period > 0 and consumed // period > self._saved // period)
 
-    def _without_round(
-        self, action: Literal["evaluate", "checkpoint", "end"], state: TrainState, status: int = 0, reason: str = ""
-    ) -> Decision:
+    def _without_round(self, action: Action, state: TrainState, status: int = 0, reason: str = "") -> Decision:
         """A decision that leaves the group as it is."""
         progress = state.progress
         ranks = self._now.ranks if self._now else 0
@@ -286,9 +324,7 @@ class Master:
     def _next_round(self, state: TrainState) -> Decision:
         """The settings of the next round; a new stage is logged and becomes part of the history."""
         progress = state.progress
-        stage = self._plan.at(progress.consumed)
-        if wanted := progress.counts.wanted_learners:
-            stage = stage.for_learners(wanted, self._config.train)
+        stage = self._stage(progress)
         progress.begin(stage.learners)
         rate = learning_rate(
             self._config.learning_rate,
