@@ -60,7 +60,7 @@ preflight() {
 }
 
 launch() {
-  exec jsrun \
+  jsrun \
     --nrs=8 \
     --rs_per_host=6 \
     --tasks_per_rs=1 \
@@ -98,21 +98,24 @@ rm -f -- "$run/stop"
 
 # The warning, or the wish that the job end, becomes the file that the ranks look for. bash runs a trap only between
 # commands, so the launcher is in the background; and it must not take a signal that was meant for this script.
-warned=0 ended=0 signalled=0
-trap 'warned=1 signalled=1; : > "$run/stop"' USR1 USR2 URG
-trap 'ended=1 signalled=1; : > "$run/stop"' TERM INT
+warned=0 ended=0
+trap 'warned=1; : > "$run/stop"' USR1 USR2 URG
+trap 'ended=1; : > "$run/stop"' TERM INT
 
 written() { stat -c %s -- "$run/run.jsonl" 2>/dev/null || echo 0; }
 
 train() { # sets `status`
-  (trap '' USR1 USR2 URG TERM INT; launch) &
+  rm -f -- "$run/status"
+  (
+    trap '' USR1 USR2 URG TERM INT
+    launch
+    echo $? > "$run/status"
+  ) &
   local pid=$!
-  while :; do
-    wait "$pid"
-    status=$?
-    [ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break
-    signalled=0 # a signal ended the wait, not the launcher
+  while kill -0 "$pid" 2> /dev/null; do
+    wait "$pid" # a signal ends it too, at times with no trap run for it: its own status tells nothing
   done
+  { read -r status < "$run/status"; } 2> /dev/null || status=1 # a builtin: a signal to the group would kill a cat
   if [ "$status" = 0 ] && [ ! -e "$run/DONE" ]; then
     say "the launcher ended with 0, but the run is not done"
     status=75
@@ -160,6 +163,7 @@ while :; do
 done
 
 # There is more to do. Nobody but this script lets the job go on, and only so often.
+trap '' USR1 USR2 URG
 [ -e "$run/cancelled" ] && leave 1 "cancelled with status $status"
 if [ "$ended" = 1 ] && [ "$warned" = 0 ] && ! preempted; then
   leave 1 "asked to end, with status $status; shoal submit goes on with it"

@@ -100,9 +100,9 @@ def test_a_warning_makes_it_go_on(
 
 
 MISTAKES = {
-    "step in the foreground": ("launch) &\n  local pid=$!", "launch)\n  status=$?; return; local pid"),
-    "one wait": ('[ "$signalled" = 1 ] && [ "$status" -gt 128 ] || break', "break"),
-    "launcher takes the signal": ("(trap '' USR1 USR2 URG TERM INT; launch)", "(launch)"),
+    "step in the foreground": ("  ) &\n  local pid=$!", "  )\n  local pid=1000000000"),
+    "one wait": ('while kill -0 "$pid" 2> /dev/null; do', "for one in wait; do"),
+    "launcher takes the signal": ("    trap '' USR1 USR2 URG TERM INT\n", ""),
 }
 
 
@@ -148,19 +148,19 @@ def test_bad_input_is_told_once(make: Callable[[str], Cluster], config: Path) ->
     assert ended.output.count("another config") == 1 and cluster.ids("PENDING") == []
 
 
-@BOTH
 @pytest.mark.parametrize(
-    ("statuses", "options", "status", "words", "goes_on"),
+    ("scheduler", "statuses", "options", "status", "words", "goes_on"),
     [
-        ([1], [], 0, "starting it once more", False),
-        ([1, 1], [], 1, "training failed with status 1", False),
-        ([0, 75], [], 0, "starting the ranks again (2 of 2)", False),
-        ([75, 0, 75], [], 75, "stopped with status 75", False),
-        ([75, 75, 75], ["--after-limit", "chain"], 0, "going on by chain (1 of 10)", True),
-        ([99], [], 99, "stopped with status 99", False),
-        ([139, 139], [], 139, "signal SEGV", False),
+        ("lsf", [1], [], 0, "starting it once more", False),
+        ("slurm", [1, 1], [], 1, "training failed with status 1", False),
+        ("slurm", [0, 75], [], 0, "starting the ranks again (2 of 2)", False),
+        ("lsf", [75, 0, 75], [], 75, "stopped with status 75", False),
+        ("slurm", [75, 75, 75], ["--after-limit", "chain"], 0, "going on by chain (1 of 10)", True),
+        ("lsf", [75, 75, 75], ["--after-limit", "requeue"], 99, "going on by requeue (1 of 10)", True),
+        ("lsf", [99], [], 99, "stopped with status 99", False),
+        ("slurm", [139, 139], [], 139, "signal SEGV", False),
     ],
-)  # fmt: skip
+)
 def test_what_a_status_leads_to(
     make: Callable[[str], Cluster], config: Path, scheduler: str, statuses: list[int], options: list[str], status: int,
     words: str, goes_on: bool,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InputError
 from shoal.jobs import machine as machines
-from shoal.jobs.render import parse, render
+from shoal.jobs.render import BODY, parse, render
 from shoal.jobs.spec import Batch, JobSpec, ask, place
 from shoal.jobs.times import lsf_minutes, lsf_time, parse_time, slurm_time
 
@@ -44,7 +47,7 @@ def directives(text: str) -> dict[str, str]:
 
 def launched(text: str, folder: Path) -> list[str]:
     """The words that the launcher of a script is given, as bash makes them."""
-    head = text.partition("# From here on")[0].replace("exec ", "show ")
+    head = text.partition("# From here on")[0].replace("launch() {\n  ", "launch() {\n  show ")
     script = f"show() {{ printf '%s\\0' \"$@\"; }}\n{head}\nlaunch\n"
     ended = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
     return ended.stdout.split("\0")[:-1]
@@ -241,3 +244,29 @@ def test_what_cannot_be_is_one_sentence(name: str, chosen: dict[str, Any], words
     with pytest.raises(InputError, match=re.escape(words)) as raised:
         render(job(name, **chosen))
     assert "\n" not in str(raised.value)
+
+
+STUBS = """
+run={run} after_limit=none max_links=1 max_restarts=0
+environment() {{ :; }}
+stage() {{ :; }}
+preflight() {{ :; }}
+end_time() {{ :; }}
+launch() {{ : > "$run/started"; sleep 0.0{hundredths}; return 99; }}
+"""
+
+
+@pytest.mark.parametrize("hundredths", [1, 3, 5])
+def test_a_storm_of_warnings_does_not_hide_how_the_launcher_ended(tmp_path: Path, hundredths: int) -> None:
+    """bash may end `wait` for a signal after the signal's trap has run, so its status cannot be trusted."""
+    script = STUBS.format(run=tmp_path, hundredths=hundredths) + BODY.read_text(encoding="utf-8")
+    for _ in range(10):
+        (tmp_path / "started").unlink(missing_ok=True)
+        process = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        while not (tmp_path / "started").exists() and process.poll() is None:
+            time.sleep(0.001)
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGUSR2)
+            time.sleep(0.002)
+        output, _ = process.communicate()
+        assert process.returncode == 99 and "stopped with status 99" in output, output

@@ -139,7 +139,7 @@ def _stage(batch: Batch) -> list[str]:
 
 def _launch(batch: Batch) -> list[str]:
     reason = ["# a rank that dies must not end the others: they go on without it"] if batch.spec.recovery else []
-    return [*reason, "exec " + _broken(launchers.command(batch))]
+    return [*reason, _broken(launchers.command(batch))]
 
 
 def _broken(words: list[str]) -> str:
