@@ -24,6 +24,7 @@ from shoal.config import Averaging, Config, LearningRate, from_tree
 from shoal.data import generators
 from shoal.data.mapstyle import MapData, MapStyle
 from shoal.data.sets import DataSet, from_arrays, open_set
+from shoal.elastic.policy import Policy
 from shoal.errors import InputError
 from shoal.model.layer import Layer
 from shoal.model.trainable import OwnModel
@@ -46,6 +47,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    policy: Policy | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Result:
@@ -58,6 +60,8 @@ def train(
     learners: the schedule, as in a config: "0:2, 20:8", a preset's name, or a list of tables.
     averaging: shoal.Averaging(steps=K, momentum=mu). learning_rate: a number or shoal.LearningRate(...).
     out: the run directory (log, checkpoints); None records nothing. resume: go on with what is there.
+    policy: decides on the size while training runs, beside the schedule: called on the master after each round with a
+      shoal.Situation; returns a number of learners, a shoal.Resize(ranks=, learners=), or None for no wish.
     on_event: called on the master with each event of the log, as a dict. progress: print the progress line.
     options: seed, name, and every key of [train], [run], [model] and [data], e.g. epochs=40, batch=16,
       loss="mse", validation=0.1.
@@ -76,7 +80,7 @@ def train(
 
         net = model if isinstance(model, Layer | OwnModel) else None
         directory = Path(out) if out is not None else None
-        request = Request(config, directory, resume, data=data_set, net=net, listen=listen)
+        request = Request(config, directory, resume, data=data_set, net=net, policy=policy, listen=listen)
         with generators.kept(), _given_back(net):
             result = run(world, request, life.stop_requested)
         if isinstance(net, OwnModel):

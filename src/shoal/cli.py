@@ -95,12 +95,15 @@ def launch(
 @_out
 @_resume
 @click.option("--width", type=int, default=0, hidden=True)
+@click.option("--joins", is_flag=True, hidden=True)
 @click.argument("config", type=_FILE)
-def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
+def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int, joins: bool) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
     _brace()
     from shoal.jobs import rank
 
+    if joins:
+        rank.join(config, overrides, out, width)
     rank.train(config, overrides, out, resume, width)
 
 
@@ -130,6 +133,19 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     from shoal.jobs import rank
 
     return rank.sweep(path, out)
+
+
+@commands.command()
+@click.option("--learners", type=click.IntRange(0), help="So many learners from now on; 0: as the schedule says.")
+@click.argument("directory", type=_FILE)
+@click.argument("ranks", type=click.IntRange(0), required=False)
+def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Let the run that is at work in DIRECTORY go on with RANKS ranks at most; 0: with all.
+
+    Ranks never change the result. Learners do: the log says when."""
+    from shoal.jobs.start import ask_to_resize
+
+    ask_to_resize(directory, ranks, learners)
 
 
 @commands.command()

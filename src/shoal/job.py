@@ -14,6 +14,7 @@ from shoal.data.mapstyle import MapData
 from shoal.data.order import SampleOrder
 from shoal.data.sets import DataSet, normalised, open_set
 from shoal.elastic.plan import Plan, make_plan
+from shoal.elastic.policy import Policy
 from shoal.errors import InputError
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
@@ -33,6 +34,8 @@ class Job:
     model: Trainable
     batches: BatchSource
     local: LocalSGD
+    policy: Policy | None = None
+    """what decides on the size while it runs, beside the schedule"""
 
     def fingerprint(self) -> bytes:
         """Equal on all ranks that will compute the same run."""
@@ -44,7 +47,12 @@ class Job:
         return self.data.checksum()
 
 
-def prepare(config: Config, data: DataSet | MapData | None = None, net: Layer | OwnModel | None = None) -> Job:
+def prepare(
+    config: Config,
+    data: DataSet | MapData | None = None,
+    net: Layer | OwnModel | None = None,
+    policy: Policy | None = None,
+) -> Job:
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
@@ -55,7 +63,7 @@ def prepare(config: Config, data: DataSet | MapData | None = None, net: Layer | 
     batches = _batches(config, data, backend)
     local = LocalSGD(model, batches, config.train, backend)
     local.rehearse(stage.batch for stage in plan.stages)
-    return Job(config, backend, data, plan, model, batches, local)
+    return Job(config, backend, data, plan, model, batches, local, policy)
 
 
 def _model(config: Config, data: DataSet | MapData, net: Layer | OwnModel | None, backend: Backend) -> Trainable:

@@ -16,11 +16,14 @@ import numpy as np
 
 from shoal import environment, errors, kernels
 from shoal.comm.collectives import broadcast_bytes
-from shoal.comm.world import World
+from shoal.comm.world import World, usable_cores
 from shoal.config import Config
 from shoal.data.mapstyle import MapData
 from shoal.data.sets import DataSet
+from shoal.elastic.master import Decision
 from shoal.elastic.plan import warnings
+from shoal.elastic.policy import Policy
+from shoal.elastic.supply import come
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
@@ -63,6 +66,7 @@ class Request:
     """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | MapData | None = None
     net: Layer | OwnModel | None = None
+    policy: Policy | None = None
     listen: Callable[[], Sequence[OnEvent]] = tuple
     """makes the listeners, on the rank that is or becomes the master"""
 
@@ -84,7 +88,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
 def _prepare(world: World, request: Request) -> Job:
     job, problem = None, None
     try:
-        job = prepare(request.config, request.data, request.net)
+        job = prepare(request.config, request.data, request.net, request.policy)
     except InputError as error:
         problem = str(error)
     world.agree(problem)
@@ -112,6 +116,22 @@ def _open(world: World, request: Request) -> Recorder:
     return recorder
 
 
+def join(request: Request, recovers: bool, stop_requested: Callable[[], bool]) -> tuple[World, Result | None]:
+    """Be a rank that was spawned into a run of the same request: the world it came to, and the result, or None if this
+    rank was released before the end. recovers: as in World. Raises InputError on this rank alone."""
+    run = request.config.run
+    environment.limit_threads(run.threads)
+    job = prepare(request.config, request.data, request.net, request.policy)
+    joined = come(job.fingerprint(), usable_cores())
+    world = World(joined.spawner.top, job.backend, run.timeout_s, recovers=recovers, seats=joined.welcome.seats)
+    world.generation = joined.welcome.generation
+    world.watch_every(run.heartbeat_s)
+    recorder = Recorder(request.out, request.config, request.listen)
+    training = Training(job, world, recorder, stop_requested, joined)
+    end = training.run()
+    return world, None if training.released else _result(world, job, recorder, training, end)
+
+
 def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[[], bool]) -> Result:
     training = Training(job, world, recorder, stop_requested)
     problem = ""
@@ -123,7 +143,11 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
     problem = broadcast_bytes(world.transport, problem.encode()).decode()
     if problem:
         raise InputError(problem, agreed=True)
-    end = training.run()
+    return _result(world, job, recorder, training, training.run())
+
+
+def _result(world: World, job: Job, recorder: Recorder, training: Training, end: Decision) -> Result:
+    """After the last decision: the run is complete, or says why not. Collective over the world."""
     if world.is_master and end.status == errors.DONE:
         p = training.state.progress
         test = next(e["test"] for e in reversed(recorder.history) if e["event"] == "evaluation")
@@ -136,6 +160,7 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
     history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
     views = job.model.layout.views(job.backend.to_host(training.state.anchor))
     parameters = {name: view.copy() for name, view in views.items()}
+    training.close()
     return Result(parameters, msgspec.json.decode(history), end.status, end.reason, world.is_master)
 
 

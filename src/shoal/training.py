@@ -16,12 +16,13 @@ import numpy as np
 from shoal import evaluation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.shared import NodeMemory, Sizes
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
-from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
+from shoal.elastic.supply import CHANGES, Joined, memory_and_supply
 from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
@@ -30,48 +31,68 @@ from shoal.sgd.interfaces import Numbers
 from shoal.sgd.optimizer import contribution_size, may_leave_step
 from shoal.state import Progress, TrainState
 
+_WAIT_S = 0.01
+
 
 class Training:
     """One rank's part of a training."""
 
-    def __init__(self, job: Job, world: World, recorder: Recorder, stop_requested: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        recorder: Recorder,
+        stop_requested: Callable[[], bool],
+        joined: Joined | None = None,
+    ) -> None:
         self._job, self._world, self._recorder = job, world, recorder
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
-        most = max(stage.learners for stage in job.plan.stages)
-        self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
+        most = max(config.run.max_learners, *(stage.learners for stage in job.plan.stages))
+        sizes = Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32))
+        self.memory, self._supply = memory_and_supply(world, sizes, config.run, job.fingerprint(), joined)
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
         tuner = make_tuner(world, config.run, memory is not None, self._record)
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
-        self._provider = ReserveProvider(world, memory is not None, stop_requested)
-        self._master = Master(config, job.plan, world, self._record, self._stop_reason)
+        self._provider = ReserveProvider(world, memory is not None, stop_requested, self._supply is not None)
+        outside = Outside(self._stop_reason, recorder.wish, job.policy)
+        self._master = Master(config, job.plan, world, self._record, outside, self._supply)
         self._journal = Journal(memory)
         self._group: Group | None = None
         self._row: np.ndarray | None = None
         """this rank's facts of the round just done"""
         self._round_s = 0.0
+        self._idle_since = time.perf_counter()
+        """the end of the last round, evaluation or checkpoint"""
+        self._begins = joined is None
+        self._released = False
 
     def run(self) -> Decision:
-        """Train from the state there is to the end; returns the last decision. Collective over the world."""
-        if self._world.is_master:
+        """Train from the state there is to the end, or until this rank is released; returns the last decision.
+        Collective over the world."""
+        if self._world.is_master and self._begins:
             self._journal.note(None, self.state.progress, trains=False)
         while True:
             try:
+                if not self._begins:  # this rank has just come
+                    self._begins = True
+                    recover_state(self._world, self._provider, self._journal, self.state)
                 decision = self._carry_out_next()
             except RankLost as lost:
                 if lost.final:
                     raise
                 self._recover(lost)
             else:
-                if decision.action == "end":
+                if decision.action == "end" or self._released:
                     return decision
 
     def _carry_out_next(self) -> Decision:
         """Hear what is next, and do it."""
-        asked = time.perf_counter()
+        if self._supply is not None:
+            self._supply.hear()
         decide = functools.partial(self._master.decide, self.state, self._round_s)
         decision = self._provider.next_decision(self._group, self._row, decide)
         self._row, progress = None, self.state.progress
@@ -79,33 +100,68 @@ class Training:
         if decision.action == "train":
             self._group = group = self._provider.resize(self._group, decision, self.state)
             if self._world.is_master:
-                self._master.started(self.state, 1e3 * (time.perf_counter() - asked))
+                self._master.started(self.state, 1e3 * (time.perf_counter() - self._idle_since))
             if group is not None:
                 self._row = self._round(group, decision)
-            self._round_s = time.perf_counter() - asked
+            self._round_s = time.perf_counter() - self._idle_since
+            self._idle_since = time.perf_counter()
             return decision
         if self._group is not None:
             progress.counts = decision.counts
             self._journal.note(self._group, progress, trains=False)
+        if decision.action in CHANGES:
+            self._change(decision)
+            return decision
         if decision.action == "evaluate":
             self._evaluate(decision)
         elif decision.action == "checkpoint":
             self._save()
         else:
             self._finish(decision)
+        self._idle_since = time.perf_counter()
         return decision
+
+    def _change(self, decision: Decision) -> None:
+        """A rank is brought in, or leaves; training waits for nothing but the switch."""
+        supply, start = self._supply, time.perf_counter()
+        assert supply is not None
+        action: dict[str, Any] = {"action": decision.action}
+        if decision.action == "spawn":
+            supply.begin()
+        elif decision.action == "wait":
+            time.sleep(_WAIT_S)
+        elif decision.action == "forget":
+            supply.forget()
+            self._record("warning", round=decision.round, text=f"{supply.problem}; the run goes on without it")
+        else:
+            if self._group is not None:
+                self._group.close()
+                self._group = None
+            if decision.action == "grow":
+                action |= supply.take()
+            elif supply.release():
+                self._released = True
+                return
+            recover_state(self._world, self._provider, self._journal, self.state)
+            if self._world.is_master:
+                action["switch_ms"] = 1e3 * (time.perf_counter() - start)
+                self._master.world_changed(self.state, **action)
 
     def _recover(self, lost: RankLost) -> None:
         """Go on with the ranks that are left, from the newest state that they have. Raises RankLost if they cannot."""
         start, world = time.perf_counter(), self._world
         ranks, master, gone = world.size, world.is_master, list[int]()
         self._group, self._row = None, None
+        if self._supply is not None:
+            self._supply.forget()
         while True:
             gone += world.recover()
             shrunk_s = time.perf_counter() - start
             if isinstance(self.memory, NodeMemory):
                 self.memory.new_generation(world.generation)
             try:
+                if self._supply is not None:
+                    self._supply.found_again(gone)
                 recover_state(world, self._provider, self._journal, self.state)
                 break
             except RankLost as again:
@@ -139,6 +195,16 @@ class Training:
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 
+    def close(self) -> None:
+        """No rank comes or goes any more. Collective over the world."""
+        if self._supply is not None:
+            self._supply.close()
+
+    @property
+    def released(self) -> bool:
+        """Whether this rank has left the world, before the end."""
+        return self._released
+
     def _evaluate(self, decision: Decision) -> None:
         """All living ranks evaluate the anchor; reserves receive it first."""
         job, world = self._job, self._world
@@ -165,7 +231,7 @@ class Training:
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
         self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
-        self._master.resumed(self.state)
+        self._master.resumed(self.state, self._recorder.replay)
 
     def _meta(self) -> dict[str, Any]:
         progress = msgspec.to_builtins(self.state.progress)

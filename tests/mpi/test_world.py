@@ -1,4 +1,4 @@
-"""The world: groups by splitting, reserves that sleep and wake, and agreement."""
+"""The world: groups of its ranks, reserves that sleep and wake, and agreement."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def test_groups_of_any_ranks_in_any_order(world: Any) -> None:
         rows = gather(group.transport, np.array([world.rank]))
         if group.rank == 0:
             assert rows[:, 0].tolist() == ranks
-        dealt = [learner for here in group.transport.comm.allgather(group.learners_here(5 * size)) for learner in here]
-        assert dealt == list(range(5 * size))
+        mine = np.array([group.learners_here(5 * size).start, group.learners_here(5 * size).stop])
+        dealt = [learner for start, stop in gather(group.transport, mine) for learner in range(start, stop)]
+        assert group.rank or dealt == list(range(5 * size))
         group.close()
 
 
@@ -148,12 +149,12 @@ def test_a_reserve_passes_on_a_stop_once(world: Any) -> None:
         assert not world.stop_from_reserve()
 
 
-def test_a_rank_that_does_not_come_to_a_split_is_named(comm: Any) -> None:
+def test_a_rank_that_does_not_come_to_a_meeting_is_named(comm: Any) -> None:
     """By rank 0, which waits for all; what was begun on this communicator ends with it."""
     world = World(comm, numpy_backend(), timeout_s=0.5)
     late = world.size - 1
     if world.rank != late:
-        sentence = _raised(DeadlineError, lambda: world.group(world.order))
+        sentence = _raised(DeadlineError, world.meet)
         assert not world.is_master or f"world rank {late}, which did not come" in sentence
     comm.Barrier()
     world.comm.Free()
@@ -213,7 +214,7 @@ def test_resizing_leaves_nothing_behind(world: Any) -> None:
 
     files, before_bytes = resize(40)
     files_after, after_bytes = resize(160)
-    assert files_after == files
+    assert files_after <= files  # fewer: what an earlier test left is collected
     assert after_bytes - before_bytes < 2 << 20
 
 

@@ -27,8 +27,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from shoal import errors
 from shoal.comm import library
-from shoal.errors import ERROR, TRY_AGAIN, DeadlineError, RankLost, ShoalError
+from shoal.errors import ERROR, DeadlineError, RankLost, ShoalError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,6 +40,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmstepd", "jsm")
 """How the names of processes begin that start ranks."""
 
+STATUS_FILE = "SHOAL_STATUS_FILE"
+"""the environment variable that names it"""
 PARENT_POLL_S = 1.0
 SUMMONS_POLL_S = 0.5
 CONSEQUENCE_S = 2.0
@@ -124,25 +127,35 @@ class Lifeline:
 
     def fail(self, exception: BaseException) -> NoReturn:
         """End the whole job with exit status 1 because of `exception`; from any thread of any one rank."""
-        if not self._failing.acquire(blocking=False):
-            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one traceback is enough
         # If another rank is ending the job, this one dies here, silently; where all fail alike, rank 0 speaks.
-        time.sleep(CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0))
+        wait_s = CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0)
+        self._end(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}", ERROR, wait_s)
+
+    def abandon(self, lost: RankLost) -> NoReturn:
+        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
+        tell_launcher(errors.TRY_AGAIN)
+        text = f"shoal: {lost}; --resume goes on from the last checkpoint\n"
+        self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * (self.comm.rank > 0))
+
+    def _end(self, text: str, status: int, wait_s: float) -> NoReturn:
+        if not self._failing.acquire(blocking=False):
+            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one text is enough
+        time.sleep(wait_s)
         # Whatever blocks below (a broken terminal, a lock in MPI): this process does not outlive it.
         _after(ABORT_LIMIT_S, self._die)
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}")
+            sys.stderr.write(text)
             sys.stdout.flush()
             sys.stderr.flush()
         time.sleep(LAST_WORD_S)  # mpiexec drops what it has not read when the job ends
-        self._end_everybody()
+        self._end_everybody(status)
         self._die()
 
-    def leave(self, status: int, speaker: bool) -> NoReturn:
+    def leave(self, status: int, speaker: bool, lost: bool = False) -> NoReturn:
         """The orderly end, with exit status `status`. Collective; raises SystemExit when MPI is finished.
 
-        One rank, the speaker, carries the status, and after the others: a non-zero exit makes Open MPI print a page
-        of help, and MPICH kill whoever is still in its exit, if other ranks are there then.
+        lost: whether ranks were. One rank, the speaker, carries the status, and after the others: a non-zero exit
+        makes Open MPI print a page of help, and MPICH kill whoever is still in its exit, if others are there then.
         """
         from mpi4py import MPI
 
@@ -151,6 +164,12 @@ class Lifeline:
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
         if self._summons is not None:
             self._summons.close()
+        if lost:  # Finalize may wait for them for ever
+            if speaker:
+                tell_launcher(status)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(errors.DONE)  # another status would hang mpiexec
         MPI.Finalize()
         late.set()
         sys.stdout.flush()
@@ -162,26 +181,14 @@ class Lifeline:
         _after(EXIT_LIMIT_S, lambda: os._exit(status))
         raise SystemExit(status)
 
-    def abandon(self, lost: RankLost) -> NoReturn:
-        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
-        if not self._failing.acquire(blocking=False):
-            time.sleep(2 * ABORT_LIMIT_S)
-        _after(ABORT_LIMIT_S, self._die)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"shoal: {lost}; resume goes on from the last checkpoint\n")
-            sys.stderr.flush()
-        time.sleep(LAST_WORD_S)
-        self._end_everybody(TRY_AGAIN)
-        self._die()
-
-    def _end_everybody(self, status: int = ERROR) -> None:
+    def _end_everybody(self, status: int) -> None:
         """MPI_Abort; with ULFM that takes only the caller away, so there mpiexec is told to end."""
         from mpi4py import MPI
 
         if self._summons is not None:
             self._summons.send()
             time.sleep(ABORT_LIMIT_S)  # mpiexec kills this rank before that is over
-        elif MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+        elif MPI.Is_initialized() and not MPI.Is_finalized() and self.comm.size > 1:
             MPI.COMM_WORLD.Abort(status)
 
     def _die(self) -> NoReturn:
@@ -279,6 +286,14 @@ class _Summons:
         """SIGTERM to what started this rank (never to the shell of a run without mpiexec)."""
         if _ancestors()[-1] == self._launcher and _is_launcher(self._launcher):
             os.kill(self._launcher, signal.SIGTERM)
+
+
+def tell_launcher(status: int) -> None:
+    """Leave the job's exit status where `shoal launch`, on this node, looks for it: mpiexec cannot carry it once ranks
+    were lost."""
+    if path := os.environ.get(STATUS_FILE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(str(status))
 
 
 def die_with_parent() -> None:

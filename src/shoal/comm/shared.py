@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -66,18 +67,22 @@ class Sizes:
 
 
 class NodeMemory:
-    """One rank's view of the node's memory. `ids` are those of the ranks that have a place in it, `me` the index of
-    this one's among them."""
+    """One rank's view of the node's memory. `ids` are those of the ranks that have a place in
+    it (None: a free one), `me` the index of this one's among them."""
 
     can_claim = False
     """whether one rank may do the work of all: where all ranks of the node have compiled kernels"""
 
-    def __init__(self, memory: mmap.mmap, ids: Sequence[int], me: int, sizes: Sizes, waiter: Waiter) -> None:
-        self.ids, self.me = tuple(ids), me
+    place = ""
+    """where others of the node can open it"""
+
+    def __init__(self, memory: mmap.mmap, ids: Sequence[int | None], me: int, sizes: Sizes, waiter: Waiter) -> None:
+        self.ids, self.me = list(ids), me
         self._base = 0
         self._waiter = waiter
         self._item_bytes = sizes.dtype.itemsize
         self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
+        self._map = memory
         self._bytes = np.frombuffer(memory, np.uint8)
         places = _places(len(ids), sizes)
         self._board = self._view(places["board"], (len(ids) + 1) * 8, np.dtype(np.int64))
@@ -98,6 +103,7 @@ class NodeMemory:
             }
             for k in (0, 1)
         ]
+        self._slots_at, self._slots_bytes = places["slots"], sizes.slots * _padded(sizes) * sizes.dtype.itemsize
         self._slots = self._view(places["slots"], len(ids) * sizes.slots * _padded(sizes), sizes.dtype).reshape(
             len(ids), sizes.slots, -1
         )[:, :, : sizes.contribution]
@@ -105,6 +111,29 @@ class NodeMemory:
     def members(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The places of those of these ranks that are of this node, in their order."""
         return tuple(self.ids.index(one) for one in ids if one in self.ids)
+
+    def places_with(self, one: int) -> tuple[int | None, ...]:
+        """Who has which place when this rank has taken the first that is free."""
+        free = self.ids.index(None)
+        return (*self.ids[:free], one, *self.ids[free + 1 :])
+
+    def admit(self, one: int) -> None:
+        """A rank has joined. All ranks of the node know it in the same order."""
+        self.ids[:] = self.places_with(one)
+
+    def dismiss(self, one: int) -> None:
+        """A rank has left, or was lost and cannot write any more: its place and its memory are free."""
+        if one in self.ids:
+            number = self.ids.index(one)
+            self.ids[number] = None
+            start, length = self._slots_at + number * self._slots_bytes, self._slots_bytes
+            if hasattr(mmap, "MADV_REMOVE") and length:
+                self._map.madvise(mmap.MADV_REMOVE, start, length)
+
+    def keep_open(self, file: BinaryIO) -> None:
+        """Let joiners open it through this process."""
+        self._file = os.fdopen(os.dup(file.fileno()), "r+b")
+        self.place = _place(self._file)
 
     def new_generation(self, generation: int) -> None:
         """Count barriers afresh: all ranks here do so between the same two."""
@@ -208,41 +237,52 @@ class NodeMemory:
         return self._bytes[start : start + size * dtype.itemsize].view(dtype)
 
 
-def share(world: World, sizes: Sizes) -> NodeMemory | str:
+def share(world: World, sizes: Sizes, ranks: int = 0) -> NodeMemory | str:
     """The node's memory, or why there is none (then every rank keeps its own). Collective over the world: there is
-    one on every node or on none."""
-    if world.size == 1:
+    one on every node or on none. ranks: how many there may be on a node some day, if more than now."""
+    local = Subset(world.transport, world.node_ranks)
+    ids: list[int | None] = [world.ids[rank] for rank in world.node_ranks]
+    ids += [None] * (ranks - len(ids))
+    if world.size == 1 == len(ids):
         return "there is one rank"
     if not kernels.orders_memory():
         return "the kernels are not compiled, and this CPU needs them to order memory between ranks"
-    local = Subset(world.transport, world.node_ranks)
-    n_bytes = _places(local.size, sizes)["end"]
-    made, problem, place = None, "", ""
-    with contextlib.ExitStack() as files:  # open until all ranks of the node have mapped the file, or never will
+    memory, problem, place = None, "", ""
+    with contextlib.ExitStack() as files:  # open until all ranks of the node have opened the file, or never will
         if local.rank == 0:
             try:
                 file = files.enter_context(os.fdopen(os.memfd_create("shoal"), "r+b"))
-                file.truncate(n_bytes)
-                place = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+                file.truncate(_places(len(ids), sizes)["end"])
+                place = _place(file)
             except (OSError, AttributeError) as error:
                 problem = f"no memory file could be made ({error})"
         place = broadcast_bytes(local, place.encode()).decode()
         if place:
             try:
-                file = files.enter_context(Path(place).open("r+b"))
-                made = mmap.mmap(file.fileno(), n_bytes)
+                memory = attach(place, ids, world.ids[world.rank], sizes, world.waiter)
             except (OSError, ValueError) as error:
                 problem = f"the node's memory file could not be mapped ({error})"
-        answers = gather(world.transport, np.array([made is None, not kernels.can_claim()], np.uint8))
+        answers = gather(world.transport, np.array([memory is None, not kernels.can_claim()], np.uint8))
         lists = [", ".join(map(str, np.flatnonzero(column))) for column in answers.T]
         without, twins = broadcast_bytes(world.transport, ";".join(lists).encode()).decode().split(";")
-    if without or made is None:
+    if without or memory is None:
         return problem or f"world rank {without} could not map the memory of its node"
-    ids = [world.ids[rank] for rank in world.node_ranks]
-    memory = NodeMemory(made, ids, local.rank, sizes, world.waiter)
     memory.new_generation(world.generation)
     memory.can_claim = not twins
     return memory
+
+
+def attach(place: str, ids: Sequence[int | None], me: int, sizes: Sizes, waiter: Waiter) -> NodeMemory:
+    """The memory that lies at `place`, for the rank whose id is `me`. Raises OSError or ValueError."""
+    with Path(place).open("r+b") as file:
+        memory = NodeMemory(mmap.mmap(file.fileno(), 0), ids, ids.index(me), sizes, waiter)
+        if None in ids:  # somebody may come and open it here
+            memory.keep_open(file)
+        return memory
+
+
+def _place(file: BinaryIO) -> str:
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _padded(sizes: Sizes) -> int:

@@ -30,18 +30,30 @@ class Watch:
     def __init__(self, processes: Mapping[int, int], elsewhere: Callable[[], bool]) -> None:
         self.heartbeat_s = 1.0
         self._elsewhere = elsewhere
-        self._pids = dict(processes)
+        self._pids: dict[int, int] = {}
         self._descriptors: dict[int, int] = {}
         self._poll = select.poll() if hasattr(select, "poll") else None
-        for rank, pid in self._pids.items():
-            with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it has just died
-                self._descriptors[rank] = os.pidfd_open(pid)
-                if self._poll is not None:
-                    self._poll.register(self._descriptors[rank], select.POLLIN)
+        for rank, pid in processes.items():
+            self.add(rank, pid)
         self._looked_s = self._states_s = 0.0
         self._still_since: dict[int, float] = {}
         self.excluded: set[int] = set()
         """ids of ranks that were killed because they stood still"""
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch one more."""
+        self._pids[rank] = pid
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or it has just died
+            self._descriptors[rank] = os.pidfd_open(pid)
+            if self._poll is not None:
+                self._poll.register(self._descriptors[rank], select.POLLIN)
+
+    def forget(self, rank: int) -> None:
+        """It may end."""
+        if (descriptor := self._descriptors.pop(rank, None)) is not None:
+            if self._poll is not None:
+                self._poll.unregister(descriptor)
+            os.close(descriptor)
 
     def look(self) -> None:
         """Raises RankLost if a rank is lost. Cheap: looks a hundred times a second at most."""
@@ -89,10 +101,7 @@ class Watch:
         while (alive := [rank for rank in gone if rank not in self.dead()]) and time.monotonic() < end_s:
             time.sleep(_LOOK_S / 10)
         for rank in gone:
-            descriptor = self._descriptors.pop(rank)
-            if self._poll is not None:
-                self._poll.unregister(descriptor)
-            os.close(descriptor)
+            self.forget(rank)
         return alive
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ class Seat:
 class World:
     """The ranks of an mpi4py communicator, duplicated. Creating and closing it is collective.
 
+    seats: where they sit, if that is known; then the communicator is used as it is, and nothing is collective.
     nodes: for tests, a number for each rank that stands for its node, instead of where it really sits.
     recovers: whether the MPI goes on without ranks that were lost (ULFM)."""
 
@@ -53,43 +54,58 @@ class World:
         timeout_s: float = 300.0,
         nodes: Sequence[int] | None = None,
         recovers: bool = False,
+        seats: Sequence[Seat] = (),
     ) -> None:
         from mpi4py import MPI
 
         self.library = " ".join(MPI.Get_library_version().split("\0")[0].split(",")[0].split())[:80]
         self.backend, self.recovers = backend, recovers
+        self.lost = False
+        """whether ranks were lost"""
+        self.generation = 0
+        """how often the world has changed"""
+        self.waiter = Waiter(timeout_s, crowded=True)
+        self._own: Any = None
+        self._parent = comm
+        if not seats:
+            self._own, seats = self._found(comm, timeout_s, nodes)
+        self.seats = tuple(seats)
+        self._next_id = 1 + max(seat.id for seat in seats)
+        mine = self.seats[comm.Get_rank()]
+        self._bell = Bell(mine.bell)
+        here_too = {seat.id: seat.pid for seat in self.seats if seat.node == mine.node and seat.id != mine.id}
+        self._watch = Watch(here_too, lambda: knows_of_a_loss(self.comm))
+        self._adopt(self._own or comm)
+        if self._own is not None:
+            self._own.Barrier()
+        if self.recovers:
+            self.waiter.watch = self._watch.look
+
+    def _found(self, comm: Any, timeout_s: float, nodes: Sequence[int] | None) -> tuple[Any, Sequence[Seat]]:
+        """A communicator like this one, and who sits where."""
+        from mpi4py import MPI
+
         first = Waiter(timeout_s, crowded=True)
-        _meet(MpiTransport(comm, range(comm.Get_size()), first, backend))  # what follows has no deadline
-        self._parent, comm = comm, comm.Dup()
+        _meet(MpiTransport(comm, range(comm.Get_size()), first, self.backend))  # what follows has no deadline
+        comm = comm.Dup()
         rank: int = comm.Get_rank()
         node = comm.Split_type(MPI.COMM_TYPE_SHARED) if nodes is None else comm.Split(nodes[rank])
         here = min(node.allgather(rank))
         node.Free()
         job = comm.bcast(f"shoal-{os.getpid()}-{os.urandom(6).hex()}")
-        mine = Seat(rank, here, os.getpid(), frozenset(_cores()), f"{job}-{rank}")
-        self._seats: tuple[Seat, ...] = tuple(comm.allgather(mine))
-        self.generation = 0
-        """how often the world has changed"""
-        self.waiter = Waiter(timeout_s, crowded=True)
-        self._bell = Bell(mine.bell)
-        here_too = {seat.id: seat.pid for seat in self._seats if seat.node == here and seat.id != rank}
-        self._watch = Watch(here_too, lambda: knows_of_a_loss(self.comm))
-        self._adopt(comm)
-        comm.Barrier()
-        if self.recovers:
-            self.waiter.watch = self._watch.look
+        return comm, comm.allgather(Seat(rank, here, os.getpid(), usable_cores(), f"{job}-{rank}"))
 
     def _adopt(self, comm: Any) -> None:
-        """Be the world of this communicator, whose ranks sit on self._seats."""
+        """Be the world of this communicator, whose ranks sit on self.seats."""
         from mpi4py import MPI
 
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.ids = tuple(seat.id for seat in self._seats)
+        self.ids = tuple(seat.id for seat in self.seats)
         """what each world rank is called"""
-        node_of = [seat.node for seat in self._seats]
+        node_of = [seat.node for seat in self.seats]
         self.node_of = tuple(node_of.index(node) for node in node_of)
         """of each world rank, the lowest rank of its node"""
         self.nodes = len(set(self.node_of))
@@ -97,7 +113,7 @@ class World:
         self.node_ranks = tuple(rank for rank in range(self.size) if self.node_of[rank] == here)
         """world ranks of this node"""
         self.ranks_on_node = len(self.node_ranks)
-        self.cores_on_node = len(set[int]().union(*(self._seats[rank].cores for rank in self.node_ranks)))
+        self.cores_on_node = len(set[int]().union(*(self.seats[rank].cores for rank in self.node_ranks)))
         self.waiter.crowded = self.ranks_on_node > self.cores_on_node
         self.order = sorted(range(self.size), key=lambda rank: (self.node_of[rank], rank))
         """world ranks by (node, local rank): the order in which learners are dealt"""
@@ -127,18 +143,49 @@ class World:
             raise RankLost(
                 "the MPI cannot go on without it (that takes Open MPI 5 and `shoal launch --ulfm`)", final=True
             )
-        old, seats = self.comm, self._seats
+        old, seats = self.comm, self.seats
         old.Revoke()
         new = self._shrink(old)
         before = new.Get_group().Translate_ranks(None, old.Get_group())
-        self._seats = tuple(seats[rank] for rank in before)
+        self.seats = tuple(seats[rank] for rank in before)
         gone = [seat.id for rank, seat in enumerate(seats) if rank not in set(before)]
         if alive := self._watch.fence(gone, _FENCE_LIMIT_S):
             names = ", ".join(map(str, alive))
             raise RankLost(f"world rank {names} was killed but has not ended, so it may still write", final=True)
         self.generation += 1
+        self.lost = True
         self._adopt(new)
         return gone
+
+    def seat_for(self, pid: int, cores: frozenset[int]) -> Seat:
+        """That of a rank that joins, on the node of this one."""
+        node, number = self.seats[self.rank].node, self._next_id
+        return Seat(number, node, pid, cores, f"{self.seats[self.rank].bell}-{pid}")
+
+    def admit(self, comm: Any, seat: Seat) -> None:
+        """Be the world of this communicator, to which a rank has come. All of the world do it between two messages."""
+        self.seats = (*self.seats, seat)
+        self._next_id = seat.id + 1
+        self.generation += 1
+        if seat.node == self.seats[self.rank].node:
+            self._watch.add(seat.id, seat.pid)
+        self._adopt(comm)
+
+    def dismiss_last(self, comm: Any) -> int:
+        """Be the world of this communicator, without its last rank; its id."""
+        gone, self.seats = self.seats[-1], self.seats[:-1]
+        self.generation += 1
+        self._watch.forget(gone.id)
+        self._adopt(comm)
+        return gone.id
+
+    def move_to(self, comm: Any) -> None:
+        """Use another communicator of the same ranks."""
+        self._adopt(comm)
+
+    def move_home(self) -> None:
+        """Use the communicator of the start again, whose ranks are all here and alone."""
+        self._adopt(self._own)
 
     def _shrink(self, comm: Any) -> Any:
         """MPI_Comm_shrink, which blocks, and fails at times where a non-blocking one is asked for: on a thread, so
@@ -167,7 +214,7 @@ class World:
         frame[8 : 8 + len(order)] = np.frombuffer(order, np.uint8)
         with lost_ranks(self.comm, id, []):
             request = self.comm.Isend(frame, rank, _ORDER)
-        self._bell.ring(self._seats[rank].bell)
+        self._bell.ring(self.seats[rank].bell)
         self.transport.wait([(rank, request)])
 
     def sleep_until_order(self, stop_requested: Any) -> bytes:
@@ -233,15 +280,16 @@ class World:
                 self.recover()
         self._watch.close()
         self._bell.close()
-        if self.generation:
+        if self.lost:
             return self.comm
-        self.comm.Free()
+        if self._own is not None:
+            self._own.Free()
         return self._parent
 
 
-def _cores() -> set[int]:
+def usable_cores() -> frozenset[int]:
     """The cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def _meet(transport: Transport) -> None:

@@ -23,11 +23,13 @@ Decide = Callable[[np.ndarray | None], Decision]
 
 
 class ReserveProvider:
-    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state."""
+    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state; listen:
+    nobody ever sleeps, since all have a part in bringing in ranks."""
 
-    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool], listen: bool = False) -> None:
         self._world, self._shared = world, shared
         self._stop_requested = stop_requested
+        self._always = listen
         self._all_listen = True
 
     def next_decision(self, group: Group | None, row: np.ndarray | None, decide: Decide) -> Decision:
@@ -49,7 +51,7 @@ class ReserveProvider:
         if decision is not None and not self._all_listen:
             self._wake(group, decision, order)
         decision = Decision.decode(order)
-        self._all_listen = self._all_listen and decision.action != "train"
+        self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
 
     def all_listen(self) -> None:

@@ -13,13 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from shoal.comm.library import INTEL_MPI, MPICH, OPEN_MPI, Library, loaded
-from shoal.comm.lifeline import death_with_parent
+from shoal.comm.lifeline import STATUS_FILE, death_with_parent
 from shoal.errors import InputError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -51,9 +52,12 @@ def launch(
     library = loaded()
     arguments = [str(find_mpiexec(library)), *_ulfm_options(library, ulfm), *extra, "-n", str(n), *command]
     job = _Job(stop_file)
-    with _handling(job):
-        process = job.start(arguments, environment(library, os.environ))
+    with _handling(job), tempfile.NamedTemporaryFile("r", prefix="shoal-status-") as told:
+        process = job.start(arguments, {**environment(library, os.environ), STATUS_FILE: told.name})
         status = process.wait()
+        said = told.read()
+    if said:
+        return int(said)
     return status if status >= 0 else 128 - status
 
 

@@ -16,6 +16,7 @@ from shoal.errors import InputError
 from shoal.jobs import grid
 from shoal.jobs.launch import find_mpiexec, launch
 from shoal.record.lease import is_held
+from shoal.record.recorder import WishFile
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,16 @@ def start_sweep(path: Path, ranks: int, out: Path | None) -> int:
     """`start` for what must be a sweep. Raises InputError if it is not."""
     grid.read(path)
     return start(path, Options(ranks, out=out))
+
+
+def ask_to_resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Leave the wish for the run at work in the directory. Raises InputError if there is none, or no wish."""
+    wish = {key: value for key, value in (("ranks", ranks), ("learners", learners)) if value is not None}
+    if not wish:
+        raise InputError("no size was given; name the RANKS that may work, or --learners N")
+    if not is_held(directory):
+        raise InputError(f"no job is at work in {directory}; name the directory of a run that is training")
+    WishFile(directory).put(wish)
 
 
 def _script(target: Path, options: Options) -> list[str]:

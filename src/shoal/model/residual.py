@@ -93,7 +93,7 @@ class SqueezeExcitation(Joint):
         return input_shape
 
     def join(self, x: Array, beside: Array | None, training: bool) -> Array:
-        sums, means = self._work(x)
+        sums, means = self._sums(x), self.scratch("means", (len(x), self.features))
         loops.moments(self.xp, x, sums)
         self.xp.multiply(sums[:, 0], len(x) * self.features / x.size, out=means, casting="same_kind")
         self._x, self._scale = x, self.gate.forward(means, training)
@@ -102,8 +102,8 @@ class SqueezeExcitation(Joint):
         return y
 
     def part(self, dy: Array) -> tuple[Array, Array]:
-        """dx = dy * scale + the gradient that came through the mean, a pixel's share of it."""
-        sums, by_scale = self._work(dy)
+        """dx = dy * scale + a pixel's share of the gradient that came through the mean."""
+        sums, by_scale = self._sums(dy), self.scratch("by scale", self._scale.shape)
         loops.gradient_moments(self.xp, dy, self._x, None, None, sums)
         self.xp.copyto(by_scale, sums[:, 1], casting="same_kind")
         by_mean = self.gate.backward(by_scale)
@@ -117,9 +117,6 @@ class SqueezeExcitation(Joint):
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         return self.part(dy)[0]
 
-    def _work(self, x: Array) -> tuple[Array, Array]:
-        """Float64 sums and a factor, for each channel of each image of x."""
-        batch = len(x)
-        return self.scratch("sums", (batch, 2, self.features), np.float64), self.scratch(
-            "means", (batch, self.features)
-        )
+    def _sums(self, x: Array) -> Array:
+        """Of each channel of each image of x."""
+        return self.scratch("sums", (len(x), 2, self.features), np.float64)

@@ -9,6 +9,7 @@ Only the master has a recorder with a directory. Every other rank has one that r
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,34 @@ class StopFile:
         self._path.unlink(missing_ok=True)
 
 
+class WishFile:
+    """The file `resize` that `shoal resize` puts into a run's directory; taken away when it was read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "resize"
+        self._looked_s = -math.inf
+
+    def put(self, wish: Mapping[str, int]) -> None:
+        """Ask for it, in place of what was asked before and not read yet."""
+        written = durable.beside(self._path)
+        written.write_bytes(msgspec.json.encode(wish))
+        written.replace(self._path)
+
+    def take(self) -> dict[str, int] | None:
+        """What was asked for since the last look; looked for a few times a second."""
+        if time.monotonic() - self._looked_s <= _LOOK_EVERY_S:
+            return None
+        self._looked_s = time.monotonic()
+        try:
+            wish = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            wish = {}
+        self._path.unlink(missing_ok=True)
+        return wish
+
+
 class Recorder:
     """Records events to listeners and, with a directory, to its log; saves checkpoints there.
 
@@ -70,6 +99,9 @@ class Recorder:
         self._listeners: Sequence[OnEvent] | None = None
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
+        self._wish_file = WishFile(directory) if directory is not None else None
+        self.replay: list[dict[str, Any]] = []
+        """the events of a log that a resume cut off"""
 
     def open(self, resume: bool = False, patient: bool = True) -> None:
         """Take the directory's lease, and go on from what is there.
@@ -124,6 +156,10 @@ class Recorder:
     def stop_requested(self) -> str:
         """The reason if somebody put a `stop` file into the directory, or an empty text."""
         return "the stop file" if self._stop_file is not None and self._stop_file.seen() else ""
+
+    def wish(self) -> dict[str, int] | None:
+        """What `shoal resize` asked for since the last call."""
+        return None if self._wish_file is None else self._wish_file.take()
 
     def finish(self, status: int, done: bool) -> None:
         """Wait for the checkpoint, take an honoured `stop` away, write DONE if the run is complete."""
@@ -183,6 +219,7 @@ class Recorder:
         (directory / "DONE").unlink(missing_ok=True)
         self._open_writer(directory)
         log, damage = directory / "run.jsonl", list[str]()
+        before = _events(log)
         if any(directory.glob("checkpoint*.h5")):
             _, arrays, meta = newest_loadable(directory, damage.append)
             self.resumed = arrays, msgspec.json.decode(meta)
@@ -192,6 +229,7 @@ class Recorder:
                 runlog.truncate_to(log, 0, self._lease.check)
             self._publish("config.toml", configs.dump(self._config))
         self.history = runlog.read(log) if log.exists() else []
+        self.replay = before[len(self.history) :]
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)
@@ -222,3 +260,10 @@ class Recorder:
         written = durable.beside(path)
         written.write_text(text, encoding="utf-8")
         durable.publish(written, path, self._lease.check)
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    """What a log holds, before it is cut; nothing if it cannot be read."""
+    with contextlib.suppress(InputError):
+        return runlog.read(log)
+    return []
