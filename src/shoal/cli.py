@@ -78,16 +78,17 @@ def main() -> NoReturn:
 @_set
 @_out
 @_resume
+@click.option("--restarts", type=click.IntRange(0), default=0, help="Resume so often if the job ends before the run.")
 @click.argument("target", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(
     target: Path, ranks: int, ulfm: bool, extra: tuple[str, ...], overrides: tuple[str, ...], out: Path | None,
-    resume: bool, arguments: tuple[str, ...],
+    resume: bool, restarts: int, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Start TARGET on N ranks: a config or a sweep (.toml), or a script of yours (.py ARGUMENTS...)."""
     from shoal.jobs import start
 
-    return start.start(target, start.Options(ranks, ulfm, extra, overrides, out, resume, arguments))
+    return start.start(target, start.Options(ranks, ulfm, extra, overrides, out, resume, restarts, arguments))
 
 
 @commands.command()

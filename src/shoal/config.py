@@ -337,6 +337,10 @@ def _check(config: Config, source: str) -> None:
             '"none", so there is nothing to ramp; set scaling to linear or sqrt, or growth_warmup_epochs to 0',
         ),
         (
+            run.provider == "spawn" and not run.max_ranks,
+            'run.provider is "spawn" and run.max_ranks is 0; say how many ranks there may be, e.g. run.max_ranks = 4',
+        ),
+        (
             run.reproducible and run.algorithm in _ANY_ORDER,
             f'run.algorithm = "{run.algorithm}" adds in an order that depends on the ranks, and run.reproducible is '
             "true; set run.reproducible = false, or take auto, hierarchical, exchange or tree",

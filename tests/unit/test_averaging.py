@@ -45,20 +45,21 @@ class Rounds:
         self._average = ReductionMomentum(self.layout, config.averaging, config.train, backend)
         self._size = contribution_size(self.job.model, config.train)
 
-    def contribution(self, learner: int, rate: float = 0.05) -> np.ndarray:
-        """What the learner brings to the next reduction; a copy."""
+    def contribution(self, learner: int, rate: float = 0.05, gradients: bool = False) -> np.ndarray:
+        """What the learner brings to the next reduction; a copy. gradients: it leaves its step to that."""
         out = self.job.backend.empty(self._size)
         out.fill(np.nan)
-        self.job.local.contribute(self.state, self.at, learner, Numbers(self.at.steps, self.mu, rate), out)
+        by = Numbers(self.at.steps, self.mu, rate, gradients)
+        self.job.local.contribute(self.state, self.at, learner, by, out)
         return out.copy()
 
-    def contributions(self, rate: float = 0.05) -> list[np.ndarray]:
-        return [self.contribution(learner, rate) for learner in range(self.at.learners)]
+    def contributions(self, rate: float = 0.05, gradients: bool = False) -> list[np.ndarray]:
+        return [self.contribution(learner, rate, gradients) for learner in range(self.at.learners)]
 
-    def go(self, rate: float = 0.05) -> None:
-        self.commit(self.contributions(rate), rate)
+    def go(self, rate: float = 0.05, gradients: bool = False) -> None:
+        self.commit(self.contributions(rate, gradients), rate, gradients)
 
-    def commit(self, contributions: list[np.ndarray], rate: float, mu: float | None = None) -> None:
+    def commit(self, contributions: list[np.ndarray], rate: float, gradients: bool = False) -> None:
         """Two ranks' share of the update, one after the other, as each would compute its slice."""
         order = joins([(0, learner) for learner in range(len(contributions))])
 
@@ -66,7 +67,7 @@ class Rounds:
             parts = [np.ascontiguousarray(one[lo:hi]) for one in contributions]
             return kernels.Terms(np, parts, order, 1 / len(contributions))
 
-        by = Numbers(self.at.steps, self.mu if mu is None else mu, rate)
+        by = Numbers(self.at.steps, self.mu, rate, gradients)
         for span in slices(self._size, 2):
             self._average.update(self.state, by, span, terms)
         self.state.progress.advance(self.at.learners, self.at.steps, self.at.batch)
@@ -244,6 +245,27 @@ def test_a_contribution_depends_on_the_state_and_the_learner_alone(train: dict[s
     assert [a.tobytes() for a in forwards] == [b.tobytes() for b in backwards]
     assert all(np.array_equal(rounds.state.arrays[name], array) for name, array in state.items())
     assert len({a.tobytes() for a in forwards}) == 5
+
+
+def test_the_first_step_is_at_the_anchor_which_no_layer_can_write() -> None:
+    rounds = Rounds(1, 1, BATCHNORM)
+    rounds.contribution(0)
+    for layer in rounds.job.model.net.walk():
+        for tensor in layer.tensors():
+            values = layer.values[tensor.name]
+            assert np.shares_memory(values, rounds.state.anchor) == (tensor.kind != "statistic")
+            assert values.flags.writeable == (tensor.kind == "statistic")
+
+
+@pytest.mark.parametrize("train", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decay_norms": True}])
+@pytest.mark.parametrize("velocity", ["displacement", "per_rate"])
+def test_a_step_left_to_the_reduction_gives_the_same_bits(velocity: str, train: dict[str, Any]) -> None:
+    taken, left = (Rounds(3, 1, BATCHNORM, {"momentum": 0.5, "velocity": velocity}, train) for _ in range(2))
+    for _ in range(3):
+        taken.go()
+        left.go(gradients=True)
+        for name, array in taken.state.arrays.items():
+            assert array.tobytes() == left.state.arrays[name].tobytes()
 
 
 @pytest.mark.parametrize("micro", [1, 4, 5, 6, 7])

@@ -199,6 +199,29 @@ def test_learners_that_share_a_model_train_as_with_a_model_each(name):
     assert [state.tobytes() for state in states] == alone
 
 
+def test_a_model_goes_back_and_forth_between_buffers_and_may_keep_its_statistics_apart():
+    model, weights, gradient = bound(NETS["residual"]())
+    one = model.bind(weights.flat, gradient)
+    own, other, apart = (
+        FlatBuffer(model.layout, BACKEND),
+        BACKEND.zeros(gradient.size),
+        FlatBuffer(model.layout, BACKEND),
+    )
+    model.initialise(own.flat, 2)
+    apart.flat[:] = own.flat
+    two = model.bind(BACKEND.read_only(own.flat), other, apart.flat)
+    start, results = weights.flat.copy(), {}
+    x, y = batch(6)
+    for binding, array in ((one, gradient), (two, other), (one, gradient), (two, other)):
+        weights.flat[:], apart.flat[model.layout.parameters :] = start, own.flat[model.layout.parameters :]
+        model.use(binding)
+        result = model.gradient(x, y), array.tobytes(), model.predict(x).tobytes()
+        assert results.setdefault(id(array), result) == result
+    assert results[id(gradient)] != results[id(other)]
+    assert np.array_equal(apart.flat[: model.layout.parameters], own.flat[: model.layout.parameters])
+    assert not np.array_equal(apart.flat, own.flat)
+
+
 def test_initial_weights_are_keyed_bounded_and_independent_of_the_rest_of_the_net():
     model, weights, gradient = bound(NETS["convnet-s-norm"](), seed=5)
     for tensor in model.layout.tensors:

@@ -115,14 +115,19 @@ class Spawner:
         """How many spawned ranks there are: so many can be released. The same on all ranks."""
         return self.top.Get_size() - self._start_size
 
-    def begin(self, command: Sequence[str], meet: Meet | None = None, info: Mapping[str, str] | None = None) -> None:
+    def begin(
+        self, command: Sequence[str], meet: Meet | None = None, info: Mapping[str, str] | None = None, root: int = 0
+    ) -> None:
         """Start to bring in one rank that runs `command`, which must call `join`; returns at once.
 
-        Collective over `top`, in the sense that all ranks must begin, sooner or later, with the same arguments; those
-        of rank 0 count. `info`: hints for MPI_Comm_spawn, like {"host": NAME}. ShoalError if one is under way."""
+        Collective over `top`, in the sense that all ranks must begin, sooner or later, with the same arguments.
+        `info`: hints for MPI_Comm_spawn, like {"host": NAME}. root: the rank that asks the launcher; in MPICH its main
+        thread stands still while the process starts, so a rank that does not train should do it, if there is one.
+        ShoalError if one is under way."""
         if self._growth is not None:
             raise ShoalError(f"a rank cannot be spawned while another is {self.state()}")
-        self._growth = _Growth(self._stack[-1].spare, (command, info or {}), self._start_size, meet)
+        order = _Order(tuple(command), dict(info or {}), root, self._start_size, meet)
+        self._growth = _Growth(self._stack[-1].spare, order)
 
     def state(self) -> State:
         """How far this rank is; it differs between ranks. To be asked once a round: while "busy" that takes 0.1 ms,
@@ -191,21 +196,28 @@ def is_spawned() -> bool:
     return MPI.Comm.Get_parent() != MPI.COMM_NULL
 
 
+@dataclass(frozen=True)
+class _Order:
+    """What to spawn, and how it is met."""
+
+    command: tuple[str, ...]
+    info: dict[str, str]
+    root: int
+    start_size: int
+    meet: Meet | None
+
+
 class _Growth:
     """One rank being brought in, on a thread of its own."""
 
-    def __init__(
-        self, spare: MPI.Intracomm, what: tuple[Sequence[str], Mapping[str, str]], start_size: int, meet: Meet | None
-    ) -> None:
+    def __init__(self, spare: MPI.Intracomm, order: _Order) -> None:
         self.level: _Level | None = None
         self.lead: Lead | None = None
         self.error = ""
         self._began = time.perf_counter()
         self._spare = spare
         self._attempt = _Attempt([spare])
-        self._what = what
-        self._start_size = start_size
-        self._meet = meet
+        self._order = order
         self._thread = threading.Thread(target=self._run, daemon=True, name="spawn")
         self._thread.start()
 
@@ -232,7 +244,7 @@ class _Growth:
             spawned = time.perf_counter()
             self._attempt.until(bridge.Irecv(bytearray(1), 0, _GREETING).Test)
             greeted = time.perf_counter()
-            self.level, _ = _merge(bridge, self._start_size, self._meet, self._attempt)
+            self.level, _ = _merge(bridge, self._order.start_size, self._order.meet, self._attempt)
             self.lead = Lead(spawned - self._began, greeted - spawned, time.perf_counter() - greeted)
         except Exception as error:  # also of the caller's `meet`; `state` tells it
             self.error = f"no rank could be spawned: {error}"
@@ -240,10 +252,10 @@ class _Growth:
     def _spawn(self) -> MPI.Intercomm:
         from mpi4py import MPI
 
-        command, hints = self._what
-        info = MPI.Info.Create(hints)
+        program, *arguments = self._order.command
+        info = MPI.Info.Create(self._order.info)
         try:
-            bridge = self._spare.Spawn(command[0], list(command[1:]), 1, info, 0)
+            bridge = self._spare.Spawn(program, arguments, 1, info, self._order.root)
         finally:
             info.Free()
         bridge.Set_errhandler(MPI.ERRORS_RETURN)

@@ -139,12 +139,11 @@ class Master:
         return self._without_round("end", state, status, reason)
 
     def _needed(self, progress: Progress) -> tuple[int, int]:
-        """Ranks of the next round, and the most of those that begin before as many more could come."""
+        """Ranks of the next round, and the most of those that begin before all that there can be could have come."""
         assert self._supply is not None
         now = self._stage(progress)
         needed = self._ranks_of(now, progress)
-        missing = max(0, self._supply.most - self._world.size)
-        ahead = 2 * missing * self._supply.lead_s / max(self._round_s, 1e-3) * now.round_samples
+        ahead = self._supply.most * self._supply.lead_s / max(self._round_s, 1e-3) * now.round_samples
         soon = [s for s in self._plan.stages if progress.consumed < s.start <= progress.consumed + ahead]
         return needed, max((self._ranks_of(stage, progress) for stage in soon), default=0)
 
@@ -244,10 +243,10 @@ class Master:
         self._record("round", **self.where(state), **settings, loss=sum_scalars(losses) / now.learners)
         if any(row[0] for row in listed) or self._world.stop_from_reserve():
             self._stop = self._stop or "a signal"
-        if not all(map(math.isfinite, losses)):
-            learner = next(j for j, loss in enumerate(losses) if not math.isfinite(loss))
-            self._failure = self._not_finite(f"the loss of learner {learner} in round {progress.round}")
-            return
+        for learner, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                self._failure = self._not_finite(f"the loss of learner {learner} in round {progress.round}")
+                return
         if self._outside.policy is not None:
             epoch, loss = progress.consumed / self._plan.samples, sum_scalars(losses) / now.learners
             here = (progress.round, epoch, now.learners, now.ranks, self._world.size, loss, round_s, self._scores)

@@ -37,8 +37,8 @@ JOINS = "--joins"
 """what the command line of a spawned process has besides"""
 _STATES = ("idle", "busy", "ready", "failed")
 _PATIENCE_S = 60.0
-_FIRST_LEAD_S = 2.0
-"""what one rank is thought to take to come, before one has"""
+_FIRST_LEAD_S = 1.0
+"""what a rank is thought to take to come, before one has taken longer"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Supply:
         self._memory.admit(self._seat.id)
         self._world.admit(comm, self._seat)
         self._memory.new_generation(self._world.generation)
-        self.lead_s = lead.total_s
+        self.lead_s = max(self.lead_s, lead.total_s)
         return {"spawn_s": lead.spawn_s, "prepare_s": lead.greeting_s, "merge_s": lead.merge_s}
 
     def release(self) -> bool:
