@@ -74,6 +74,7 @@ class Training:
         """Train from the state there is to the end, or until this rank is released; returns the last decision.
         Collective over the world."""
         if self._world.is_master and self._begins:
+            self._master.replay(self._recorder.replay)
             self._journal.note(None, self.state.progress, trains=False)
         while True:
             try:
@@ -231,7 +232,7 @@ class Training:
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
         self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
-        self._master.resumed(self.state, self._recorder.replay)
+        self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
         progress = msgspec.to_builtins(self.state.progress)

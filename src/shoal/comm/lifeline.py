@@ -42,13 +42,10 @@ LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmst
 
 STATUS_FILE = "SHOAL_STATUS_FILE"
 """the environment variable that names it"""
-PARENT_POLL_S = 1.0
-SUMMONS_POLL_S = 0.5
+PARENT_POLL_S, SUMMONS_POLL_S = 1.0, 0.5
 CONSEQUENCE_S = 2.0
 ALL_ALIKE_S = 0.6
-ABORT_LIMIT_S = 4.0
-FINALIZE_LIMIT_S = 60.0
-EXIT_LIMIT_S = 5.0
+ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 60.0, 5.0
 LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 

@@ -157,10 +157,12 @@ class Master:
         most = min(progress.counts.wanted_ranks or self._most_ranks, self._most_ranks)
         return len(ranks_for(stage.learners, range(most)))
 
-    def resumed(self, state: TrainState, replay: Sequence[Mapping[str, Any]]) -> None:
-        """The state came from a checkpoint, so it need not be saved again, and its stage is in the log. What was asked
-        for after it, by the events of `replay`, happens again at the same rounds."""
-        self._replay.extend(event for event in replay if event["event"] == "wish")
+    def replay(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """What was asked for by these events, which a resume cut off the log, happens again at the same rounds."""
+        self._replay.extend(event for event in events if event["event"] == "wish")
+
+    def resumed(self, state: TrainState) -> None:
+        """The state came from a checkpoint, so it need not be saved again, and its stage is in the log."""
         self._saved = state.progress.consumed
         rows = forecast(self._plan, self._config)
         self._logged = next((_settings(row.stage) for row in rows if self._saved <= row.consumed), {})

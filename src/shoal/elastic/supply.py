@@ -36,7 +36,7 @@ CHANGES = get_args(Step)
 JOINS = "--joins"
 """what the command line of a spawned process has besides"""
 _STATES = ("idle", "busy", "ready", "failed")
-_PATIENCE_S = 60.0
+_PATIENCE_S, _GIVE_UP_S = 60.0, 0.1
 _FIRST_LEAD_S = 1.0
 """what a rank is thought to take to come, before one has taken longer"""
 
@@ -130,7 +130,7 @@ class Supply:
 
     def forget(self) -> None:
         """Give up a growth."""
-        self._spawner.give_up()
+        self._spawner.give_up(_GIVE_UP_S)
 
     def found_again(self, lost: Sequence[int]) -> None:
         """After a loss: ranks can come to those that are left. Collective over the world."""
