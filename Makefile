@@ -50,12 +50,13 @@ mpi: $(READY)
 program: $(READY)
 	$(BIN)/python -m pytest tests/program
 
-bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
+bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; nets beside torch; reserves
 	$(BIN)/python bench/compare.py
 	$(BIN)/python bench/step.py
+	$(BIN)/python bench/nets.py
 	$(SHOAL) launch -n 4 bench/reserve.py
 
-bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and Gloo, for make bench
+bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and of torch with Gloo, for make bench
 
 .venv-mpich/.ready:
 	$(PYTHON) -m venv .venv-mpich

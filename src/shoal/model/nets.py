@@ -6,8 +6,8 @@
     resnet18, resnet20, senet18: see resnets.py; `width` channels in the first stage
 
 (Pooling before ReLU gives what ReLU before pooling gives, on a quarter of the pixels.) With `batchnorm`, batch
-norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other nets are made
-from the layers themselves.
+norm stands before each ReLU of the first two, and the layer with weights before it has no bias. Bigger or other
+nets are made from the layers themselves.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _mlp(options: NetOptions, sample_shape: Shape, outputs: int) -> Sequential:
     return Sequential(*layers, Linear(inputs, outputs))
 
 
-def _residual(make: Callable[[int, int, int], Sequential], options: NetOptions, shape: Shape, outputs: int) -> Sequential:
+def _residual(
+    make: Callable[[int, int, int], Sequential], options: NetOptions, shape: Shape, outputs: int
+) -> Sequential:
     width, channels = _image_sizes(options, shape)
     return make(width, outputs, channels)
 

@@ -29,9 +29,7 @@ class BatchNorm(Joint):
     recalibrated.
     """
 
-    def __init__(
-        self, features: int, momentum: float = 0.1, epsilon: float = 1e-5, *, relu: bool = False
-    ) -> None:
+    def __init__(self, features: int, momentum: float = 0.1, epsilon: float = 1e-5, *, relu: bool = False) -> None:
         check_sizes("BatchNorm", features=features)
         if not 0 < momentum <= 1:
             raise InputError(f"BatchNorm with momentum={momentum!r}: give a number in (0, 1]")
