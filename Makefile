@@ -64,12 +64,13 @@ test-slurm: $(READY) .venv-mpich/.ready  ## batch jobs on a real Slurm of emulat
 golden: $(READY)  ## renew jobs/rendered: the batch script of every machine
 	$(BIN)/python tests/unit/test_rendered.py
 
-bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
+bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; nets; reserves
 	$(BIN)/python bench/compare.py
 	$(BIN)/python bench/step.py
+	$(BIN)/python bench/nets.py
 	$(SHOAL) launch -n 4 bench/reserve.py
 
-bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and Gloo, for make bench
+bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and of torch with Gloo, for make bench
 
 .venv-mpich/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-mpich

@@ -3,7 +3,8 @@
 A case is net:width. Two processes, one with shoal and one with torch (CPU, channels_last, eager; `make bench-peers`
 makes its environment), each with one thread, train the same net on the same kind of batch, a step in turn: gradient
 and SGD update. `ratio` is the median over the steps of torch's time over shoal's time of the step beside it, so that
-1 is torch's speed and more is faster. `memory` is how much the peak memory of the process grew by the net and its
+1 is torch's speed and more is faster; `cpu_ratio` the same of the processor's time, which other programs on the
+machine change less. `memory` is how much the peak memory of the process grew by the net and its
 steps, ours over torch's.
 """
 
@@ -13,7 +14,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -32,7 +32,7 @@ TORCH = ROOT / ".venv-gloo/bin/python"
 TARGETS = {"resnet18:64": 0.75, "resnet18:16": 0.6, "senet18:64": None, "resnet20:16": None, "mlp:1024": 1.0}
 MEMORY_TARGET = 1.5
 CLASSES, SKIPPED = 10, 2
-COLUMNS = ("case", "ms", "torch_ms", "ratio", "target", "mb", "torch_mb", "memory")
+COLUMNS = ("case", "ms", "torch_ms", "ratio", "cpu_ratio", "target", "mb", "torch_mb", "memory")
 
 
 def peak_mb() -> float:
@@ -53,10 +53,11 @@ def work(name: str, width: int, batch: int) -> None:
     x, y = rng.standard_normal((batch, *shape), np.float32), rng.integers(0, CLASSES, batch)
     parameters, step = weights[: model.layout.parameters], kernels.LocalStep(0.01)
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         model.gradient(x, y)
         kernels.local_step(np, parameters, gradient, None, step)
-        print(json.dumps({"step_s": time.perf_counter() - start}), flush=True)
+        spent = {"step_s": time.perf_counter() - start_s, "cpu_s": time.process_time() - start_cpu_s}
+        print(json.dumps(spent), flush=True)
     print(json.dumps({"growth_mb": peak_mb() - before_mb}), flush=True)
 
 
@@ -68,24 +69,27 @@ class Trainer:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
 
-    def _read(self, key: str) -> float:
+    def _read(self, key: str) -> dict[str, float]:
+        """What it says next that has this key."""
         assert self._process.stdout
         for line in self._process.stdout:
             if key in (said := json.loads(line)):
-                return float(said[key])
+                return said
         sys.exit(f"{self._process.args}: exit status {self._process.wait()}")
 
-    def step_ms(self) -> float:
+    def step(self) -> tuple[float, float]:
+        """The milliseconds of a step: of the clock, of the processor."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return 1e3 * self._read("step_s")
+        said = self._read("step_s")
+        return 1e3 * said["step_s"], 1e3 * said["cpu_s"]
 
     def end(self) -> float:
         """The growth of its peak memory, in MB."""
         assert self._process.stdin
         self._process.stdin.close()
-        growth_mb = self._read("growth_mb")
+        growth_mb = self._read("growth_mb")["growth_mb"]
         self._process.wait()
         return growth_mb
 
@@ -96,11 +100,11 @@ def compare(case: str, steps: int, batch: int) -> dict[str, Any]:
     arguments = [name, width, str(batch)]
     ours = Trainer([sys.executable, str(Path(__file__).resolve()), "work", *arguments])
     torch = Trainer([str(TORCH), str(ROOT / "bench/peers/torch_nets.py"), *arguments])
-    times = [(ours.step_ms(), torch.step_ms()) for _ in range(SKIPPED + steps)][SKIPPED:]
+    spent = np.array([(ours.step(), torch.step()) for _ in range(SKIPPED + steps)])[SKIPPED:]
     mb, torch_mb = ours.end(), torch.end()
-    ms, torch_ms = (statistics.median(column) for column in zip(*times, strict=True))
-    ratio = statistics.median(theirs / mine for mine, theirs in times)
-    values = (case, ms, torch_ms, ratio, TARGETS.get(case), mb, torch_mb, mb / torch_mb)
+    ms, torch_ms = (float(median) for median in np.median(spent[:, :, 0], axis=0))
+    ratio, cpu_ratio = (float(median) for median in np.median(spent[:, 1] / spent[:, 0], axis=0))
+    values = (case, ms, torch_ms, ratio, cpu_ratio, TARGETS.get(case), mb, torch_mb, mb / torch_mb)
     return dict(zip(COLUMNS, values, strict=True))
 
 

@@ -32,6 +32,38 @@ def fold(xp: Any, rows: Any, windows: Any, block: Any, x: Any) -> None:
         xp.add(pixels, place, out=pixels)
 
 
+def max_pool(xp: Any, x: Any, windows: Any, y: Any, winner: Any | None) -> None:
+    """y = the largest pixel of each window, which has no padding; winner (int16, or None) = its place in the window.
+
+    Of equals the first; a NaN stays."""
+    places = pixels_of(x, windows)
+    xp.copyto(y, next(places))
+    if winner is not None:
+        winner.fill(0)
+    for number, place in enumerate(places, start=1):
+        better = place > y
+        if winner is not None:
+            xp.copyto(winner, number, where=better)
+        xp.copyto(y, place, where=better | (place != place))
+
+
+def max_pool_gradient(xp: Any, dy: Any, winner: Any, windows: Any, dx: Any) -> None:
+    """dx = 0 but for the winners, to which dy is added in the order of the windows."""
+    dx.fill(0)
+    places = list(pixels_of(dx, windows))
+    for number in range(len(places) - 1, -1, -1):
+        xp.add(places[number], xp.where(winner == number, dy, dy.dtype.type(0)), out=places[number])
+
+
+def pixels_of(x: Any, windows: Any) -> Iterator[Any]:
+    """For each place within windows without padding, the view of x that holds that place of every window."""
+    kernel, stride = windows.kernel, windows.stride
+    lines, columns = (stride * (windows.along(side) - 1) + 1 for side in x.shape[1:3])
+    for i in range(kernel):
+        for j in range(kernel):
+            yield x[:, i : i + lines : stride, j : j + columns : stride]
+
+
 def mirror(xp: Any, w: Any, out: Any) -> None:
     """out[i, j] = w[-1-i, -1-j] transposed; w is (kernel, kernel, inputs, outputs)."""
     xp.copyto(out, w[::-1, ::-1].transpose(0, 1, 3, 2))

@@ -50,6 +50,18 @@ def fold(xp: Any, rows: Any, windows: Windows, block: Block, x: Any) -> None:
         twins.fold(xp, rows, windows, block, x)
 
 
+def max_pool(xp: Any, x: Any, windows: Windows, y: Any, winner: Any | None) -> None:
+    """y = the largest of each window, winner = its place: see `layer_twins.max_pool`."""
+    if cpu is None or xp is not np or not cpu.max_pool(x, windows.kernel, windows.stride, y, winner):
+        twins.max_pool(xp, x, windows, y, winner)
+
+
+def max_pool_gradient(xp: Any, dy: Any, winner: Any, windows: Windows, dx: Any) -> None:
+    """Add dy to the winners: see `layer_twins.max_pool_gradient`."""
+    if cpu is None or xp is not np or not cpu.max_pool_gradient(dy, winner, windows.kernel, windows.stride, dx):
+        twins.max_pool_gradient(xp, dy, winner, windows, dx)
+
+
 def mirror(xp: Any, w: Any, out: Any) -> None:
     """out = the weights of the convolution that takes gradients back: see `layer_twins.mirror`."""
     if cpu is None or xp is not np or not cpu.mirror(w, out):

@@ -61,6 +61,8 @@ typedef struct {
 /* layers.c */
 PyObject *cpu_unfold(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_fold(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_max_pool(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_max_pool_gradient(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_mirror(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *cpu_affine(PyObject *self, PyObject *const *args, Py_ssize_t count);

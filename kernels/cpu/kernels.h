@@ -83,6 +83,14 @@ void shoal_fold_f64(const void *rows, void *x, const shoal_windows *by, const sh
 void shoal_mirror_f32(const void *w, void *out, size_t kernel, size_t inputs, size_t outputs);
 void shoal_mirror_f64(const void *w, void *out, size_t kernel, size_t inputs, size_t outputs);
 
+/* `winner` may be NULL in the first; `pixels` of all outputs. */
+void shoal_max_pool_f32(const void *x, void *y, int16_t *winner, size_t pixels, const shoal_windows *by);
+void shoal_max_pool_f64(const void *x, void *y, int16_t *winner, size_t pixels, const shoal_windows *by);
+void shoal_max_pool_gradient_f32(const void *dy, const int16_t *winner, void *dx, size_t pixels,
+                                 const shoal_windows *by);
+void shoal_max_pool_gradient_f64(const void *dy, const int16_t *winner, void *dx, size_t pixels,
+                                 const shoal_windows *by);
+
 /* An array (groups, rows, features). Arguments that may be NULL: y, dz, shift, beside. */
 typedef struct {
     size_t groups, rows, features;

@@ -1,17 +1,19 @@
 /* The loops of layers as functions on arrays of any shape; module.c says what they return. */
 #include "binding.h"
 
+#include <string.h>
+
 
 /* The arrays of one call. `fit` goes from FITS to OTHER or WRONG at the first that does not. */
 typedef struct {
     Py_buffer views[5];
     int count;
-    char format; /* of all arrays but sums: 'f' or 'd' */
+    char format; /* of the arrays, but for sums and winners: 'f' or 'd' */
     verdict fit;
 } tensors;
 
 /* The array, or NULL: where it does not fit, or is None. */
-static Py_buffer *tensor(tensors *taken, PyObject *object, int access) {
+static Py_buffer *tensor_of(tensors *taken, PyObject *object, int access, char format) {
     if (taken->fit != FITS || object == Py_None) return NULL;
     Py_buffer *view = &taken->views[taken->count];
     if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | access) < 0) {
@@ -21,18 +23,19 @@ static Py_buffer *tensor(tensors *taken, PyObject *object, int access) {
     }
     taken->count++;
     const char *name = view->format ? view->format : "B";
-    int known = (name[0] == 'f' || name[0] == 'd') && !name[1];
-    if (!taken->format) taken->format = name[0];
-    if (!known || name[0] != taken->format) taken->fit = OTHER;
-    return known ? view : NULL;
+    if (name[0] != format || name[1]) taken->fit = OTHER;
+    return view;
 }
 
-/* The float64 array (2, groups, features) that sums go to. */
-static Py_buffer *sums_of(tensors *taken, PyObject *object) {
-    char format = taken->format;
-    taken->format = 'd';
-    Py_buffer *view = tensor(taken, object, WRITE);
-    taken->format = format;
+/* An array of the type of all: the first says which. */
+static Py_buffer *tensor(tensors *taken, PyObject *object, int access) {
+    if (taken->format) return tensor_of(taken, object, access, taken->format);
+    Py_buffer *view = tensor_of(taken, object, access, 'f');
+    taken->format = 'f';
+    if (view && view->format && !strcmp(view->format, "d")) {
+        taken->format = 'd';
+        taken->fit = FITS;
+    }
     return view;
 }
 
@@ -110,6 +113,48 @@ PyObject *cpu_fold(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return count == 3 ? windows_call(args[1], args[0], args[2], 1) : no_such_call("fold(rows, x, numbers)");
 }
 
+/* The windows of a pooling from its images, and in `pixels` how many outputs they have. */
+static shoal_windows pooled(tensors *taken, const Py_buffer *x, const Py_buffer *y, size_t size, size_t stride,
+                            size_t *pixels) {
+    shoal_windows by = {0};
+    expect(taken, taken->fit == FITS && x->ndim == 4, "images have 4 axes");
+    if (taken->fit != FITS) return by;
+    by = (shoal_windows){(size_t)x->shape[1], (size_t)x->shape[2], (size_t)x->shape[3], size, stride, 0};
+    expect(taken, size && stride && by.height >= size && by.width >= size, "a window is larger than the image");
+    if (taken->fit != FITS) return by;
+    *pixels = (size_t)x->shape[0] * shoal_along(&by, by.height) * shoal_along(&by, by.width);
+    expect(taken, (size_t)elements(y) == *pixels * by.channels, "the outputs have another size than the windows");
+    return by;
+}
+
+PyObject *cpu_max_pool(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 5) return no_such_call("max_pool(x, size, stride, y, winner)");
+    size_t size = PyLong_AsSize_t(args[1]), stride = PyLong_AsSize_t(args[2]), pixels = 0;
+    if (PyErr_Occurred()) return NULL;
+    tensors taken = {0};
+    Py_buffer *x = tensor(&taken, args[0], READ), *y = tensor(&taken, args[3], WRITE);
+    Py_buffer *winner = tensor_of(&taken, args[4], WRITE, 'h');
+    shoal_windows by = pooled(&taken, x, y, size, stride, &pixels);
+    expect_equal(&taken, y, winner);
+    if (taken.fit == FITS) RUN(taken, x->len, shoal_max_pool, x->buf, y->buf, memory(winner), pixels, &by)
+    return done(&taken);
+}
+
+PyObject *cpu_max_pool_gradient(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 5) return no_such_call("max_pool_gradient(dy, winner, size, stride, dx)");
+    size_t size = PyLong_AsSize_t(args[2]), stride = PyLong_AsSize_t(args[3]), pixels = 0;
+    if (PyErr_Occurred()) return NULL;
+    tensors taken = {0};
+    Py_buffer *dx = tensor(&taken, args[4], WRITE), *dy = tensor(&taken, args[0], READ);
+    Py_buffer *winner = tensor_of(&taken, args[1], READ, 'h');
+    shoal_windows by = pooled(&taken, dx, dy, size, stride, &pixels);
+    expect_equal(&taken, dy, winner);
+    if (taken.fit == FITS) RUN(taken, dx->len, shoal_max_pool_gradient, dy->buf, winner->buf, dx->buf, pixels, &by)
+    return done(&taken);
+}
+
 PyObject *cpu_mirror(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 2) return no_such_call("mirror(w, out)");
@@ -150,7 +195,7 @@ PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 2) return no_such_call("moments(x, sums)");
     tensors taken = {0};
-    Py_buffer *x = tensor(&taken, args[0], READ), *sums = sums_of(&taken, args[1]);
+    Py_buffer *x = tensor(&taken, args[0], READ), *sums = tensor_of(&taken, args[1], WRITE, 'd');
     shoal_rows of = rows_of_sums(&taken, x, sums);
     if (taken.fit == FITS) RUN(taken, x->len, shoal_moments, x->buf, sums->buf, &of)
     return done(&taken);
@@ -162,7 +207,7 @@ PyObject *cpu_gradient_moments(PyObject *self, PyObject *const *args, Py_ssize_t
     tensors taken = {0};
     Py_buffer *dy = tensor(&taken, args[0], READ), *x = tensor(&taken, args[1], READ);
     Py_buffer *y = tensor(&taken, args[2], READ), *dz = tensor(&taken, args[3], WRITE);
-    Py_buffer *sums = sums_of(&taken, args[4]);
+    Py_buffer *sums = tensor_of(&taken, args[4], WRITE, 'd');
     shoal_rows of = rows_of_sums(&taken, x, sums);
     expect_equal(&taken, x, dy);
     expect_equal(&taken, x, y);

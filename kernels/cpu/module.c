@@ -107,6 +107,8 @@ static PyMethodDef functions[] = {
     METHOD(unpack),
     METHOD(unfold),
     METHOD(fold),
+    METHOD(max_pool),
+    METHOD(max_pool_gradient),
     METHOD(mirror),
     METHOD(moments),
     METHOD(affine),

@@ -1,4 +1,4 @@
-/* Windows of images as rows of a matrix (im2col, col2im), and the weights that take gradients back. */
+/* Windows of images as rows of a matrix (im2col, col2im), the largest of each, and the weights that take gradients back. */
 #include "kernels.h"
 
 #include <string.h>

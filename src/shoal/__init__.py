@@ -21,7 +21,7 @@ _HOMES = {
     "shoal.data.sets": ("DataSet",),
     "shoal.model": (
         "AveragePool", "BatchNorm", "Conv2d", "Dropout", "Flatten", "GlobalPool", "Linear", "MaxPool", "ReLU",
-        "Residual", "Sequential", "Sigmoid",
+        "Residual", "Sequential", "Sigmoid", "SqueezeExcitation", "resnet18", "resnet20", "senet18",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -42,7 +42,7 @@ def agree(call: Callable[[Any], None], *outputs: np.ndarray) -> None:
         call(twins)
     for left, right in zip(mine, outputs, strict=True):
         nan = np.isnan(left)
-        whole = np.uint32 if left.dtype == np.float32 else np.uint64
+        whole = np.dtype(f"u{left.dtype.itemsize}")
         assert np.array_equal(nan, np.isnan(right))
         assert np.array_equal(left.view(whole)[~nan], right.view(whole)[~nan])
 
@@ -90,6 +90,21 @@ def test_unfold_reads_the_padded_image_and_fold_is_its_transpose(case: Any) -> N
     weights, back = numbers(rows.shape, np.float64, 3), np.zeros(shape)
     loops.fold(np, weights, windows, block, back)
     assert float((back * x).sum()) == pytest.approx(float((weights * rows).sum()), rel=1e-9, abs=1e-9)
+
+
+@compiled
+@settings(max_examples=80, deadline=None)
+@given(cases_of_windows(), st.booleans())
+def test_max_pooling_has_the_twins_bits(case: Any, ties: bool) -> None:
+    (images, height, width, channels), windows, _, dtype = case
+    windows = loops.Windows(min(windows.kernel, height, width), windows.stride)
+    x = numbers((images, height, width, channels), dtype, 1, odd=True)
+    x = np.sign(x) if ties else x
+    y = np.zeros((images, windows.along(height), windows.along(width), channels), dtype)
+    winner, dy = np.zeros(y.shape, np.int16), numbers(y.shape, dtype, 2)
+    agree(lambda by: by.max_pool(np, x, windows, y, None), y)
+    agree(lambda by: by.max_pool(np, x, windows, y, winner), y, winner)
+    agree(lambda by: by.max_pool_gradient(np, dy, winner, windows, x), x)
 
 
 @compiled
@@ -150,6 +165,8 @@ def test_what_does_not_fit_is_refused_and_other_kinds_are_the_twins() -> None:
         lambda: loops.affine_gradient(np, x, x, x[:1], np.ones((3, 3), np.float32), x),
         lambda: loops.gradient_moments(np, x, x, None, x[:1].copy(), sums),
         lambda: loops.masked(np, x, x[:1], x),
+        lambda: loops.max_pool(np, x, loops.Windows(2), np.empty((2, 2, 2, 2), np.float32), None),
+        lambda: loops.max_pool(np, x, loops.Windows(5), x, None),
         lambda: loops.mirror(np, x[:, :2], np.ones(5, np.float32)),
     ):
         with pytest.raises(ValueError):
