@@ -175,6 +175,8 @@ def test_a_script_of_somebody_else_is_refused() -> None:
     text = render(job("frontier")).replace("#: ranks = 8", "#: rank = 8")
     with pytest.raises(InputError, match="rank is not a known key; did you mean ranks"):
         parse(text, "job.sh")
+    with pytest.raises(InputError, match="are no TOML"):
+        parse(text.replace("#: name = ", "#: name "), "job.sh")
 
 
 def test_recovery_keeps_the_launcher_from_ending_all() -> None:

@@ -58,7 +58,12 @@ def read_spec(text: str, source: str) -> JobSpec:
     lines = [line.removeprefix(_MARK) for line in text.splitlines() if line.startswith(_MARK)]
     if not lines:
         raise InputError(f"{source} was not made by shoal render: it has no lines that begin with {_MARK!r}")
-    return configs.convert(configs.parse_toml("\n".join(lines)), JobSpec, source)
+    try:
+        return configs.convert(configs.parse_toml("\n".join(lines)), JobSpec, source)
+    except ValueError as error:
+        raise InputError(
+            f"{source}: the lines that begin with {_MARK!r} are no TOML: {error}; render it again"
+        ) from None
 
 
 def scheduler_of(text: str) -> ModuleType:
