@@ -153,14 +153,14 @@ def _result(world: World, job: Job, recorder: Recorder, training: Training, end:
     """After the last decision: the run is complete, or says why not. Collective over the world."""
     if world.is_master and end.status == errors.DONE:
         p = training.state.progress
-        test = next(e["test"] for e in reversed(recorder.history) if e["event"] == "evaluation")
+        test = next(e["test"] for e in reversed(recorder.history()) if e["event"] == "evaluation")
         counts = {"serial_steps": p.serial_steps, "learner_steps": p.learner_steps, "test": test}
         where = {"round": p.round, "consumed": p.consumed, "epoch": p.consumed / job.plan.samples}
         recorder.event("end", **where, reason=end.reason, digest=training.state.digest(), **counts)
     recorder.finish(end.status, done=end.status == errors.DONE)
     if end.status == errors.BAD_INPUT:
         raise InputError(end.reason, agreed=True)
-    history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
+    history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history()))
     views = job.model.layout.views(job.backend.to_host(training.state.anchor))
     parameters = {name: view.copy() for name, view in views.items()}
     training.close()
@@ -237,7 +237,7 @@ def _idle_nodes(world: World, job: Job, here: Allocation) -> Iterator[str]:
 
 
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
-    header = next((event for event in recorder.history if event["event"] == "header"), {})
+    header = next((event for event in recorder.history() if event["event"] == "header"), {})
     changed = [key for key in environment.SAME_BITS if key in header and header[key] != here.get(key)]
     if changed:
         recorder.event(

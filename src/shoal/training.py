@@ -176,7 +176,7 @@ class Training:
                     raise
         if world.is_master:
             history = self._recorder.take_over(self.state.progress.round)
-            self._master.recovered(self.state, history)
+            self._master.recovered(self.state, history, self._recorder.saved_round)
             times = {"shrink_ms": 1e3 * shrunk_s, "recovery_ms": 1e3 * (time.perf_counter() - start)}
             who = {"lost": gone, "ranks": [ranks, world.size], "new_master": not master}
             self._recorder.event("recovery", **self._master.where(self.state), **who, **times, reason=str(lost))

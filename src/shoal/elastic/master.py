@@ -181,16 +181,16 @@ class Master:
         self._knowing = self._world.size
         self._record("world", round=state.progress.round, world=self._world.size, **what)
 
-    def recovered(self, state: TrainState, history: Sequence[Mapping[str, Any]]) -> None:
+    def recovered(self, state: TrainState, history: Sequence[Mapping[str, Any]], saved_round: int) -> None:
         """All ranks have the state, some were lost, and this one may not have been the master before.
 
-        history: the events of the log up to the state's round."""
+        history: the events of the log up to the state's round; saved_round: of the newest checkpoint."""
         progress = state.progress
         self._now, self._knowing, self._failure = None, self._world.size, ""
         for event in history:
             if event["event"] == "stage":
                 self._logged = {key: event[key] for key in ("learners", "steps", "momentum", "batch")}
-            elif event["event"] == "checkpoint":
+            elif event["event"] == "checkpoint" and event["round"] <= saved_round:
                 self._saved = event["consumed"]
             elif event["event"] == "evaluation" and event["consumed"] == progress.consumed:
                 _count_evaluation(progress, event)

@@ -103,6 +103,18 @@ def newest_loadable(directory: Path, warn: Callable[[str], None] = warnings.warn
     raise InputError(f"there is no checkpoint in {directory}; start the run without resuming")
 
 
+def keep_until(directory: Path, round: int) -> int:
+    """Remove checkpoints past `round`, of a future that did not come; the newest round that is left, -1 if none is."""
+    left = [-1]
+    for path in Path(directory).glob("checkpoint*.h5"):
+        block = _block(path)
+        if block is not None and block["round"] > round:
+            path.unlink(missing_ok=True)
+        elif block is not None:
+            left.append(block["round"])
+    return max(left)
+
+
 class CheckpointWriter:
     """Saves checkpoints of a run directory in a background thread, one at a time.
 

@@ -24,7 +24,7 @@ from shoal import config as configs
 from shoal.config import Config
 from shoal.errors import InputError
 from shoal.record import durable, runlog
-from shoal.record.checkpoint import NEWEST, CheckpointWriter, load, newest_loadable
+from shoal.record.checkpoint import NEWEST, CheckpointWriter, keep_until, load, newest_loadable
 from shoal.record.lease import Lease
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -92,7 +92,7 @@ class Recorder:
     def __init__(self, directory: Path | None, config: Config, listen: Callable[[], Sequence[OnEvent]] = tuple) -> None:
         self.directory = directory
         self.resumed: Resumed | None = None
-        self.history: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self.complete = False
         """the directory holds a run that is DONE: nothing is recorded again"""
         self.checkpoint_s = 0.0
@@ -103,6 +103,8 @@ class Recorder:
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
         self._wish_file = WishFile(directory) if directory is not None else None
+        self.saved_round = -1
+        """the newest checkpoint that is whole, or being written here: a master that was lost took others along"""
         self.replay: list[dict[str, Any]] = []
         """the events of a log that a resume cut off"""
 
@@ -124,18 +126,25 @@ class Recorder:
                 self._lease = Lease(self.directory)
                 self._lease.acquire(_LEASE_WAIT_S)
                 self._open_writer(self.directory)
-                self.history = runlog.read(self.directory / "run.jsonl")
+                self.saved_round = keep_until(self.directory, round)
                 self._log = runlog.RunLog(self.directory / "run.jsonl", time.time)
             self._listeners = self._listen()
-        beyond = next((n for n, event in enumerate(self.history) if event.get("round", 0) > round), None)
-        if beyond is not None:
+        history = self.history()
+        beyond = next((n for n, event in enumerate(history) if event.get("round", 0) > round), len(history))
+        if beyond < len(history):
             if self._log is not None:
-                kept = sum(len(runlog.encode(event)) for event in self.history[:beyond])
+                kept = sum(len(runlog.encode(event)) for event in history[:beyond])
                 self._log.close()
                 runlog.truncate_to(self._log.path, kept, self._lease.check)
                 self._log = runlog.RunLog(self._log.path, time.time)
-            del self.history[beyond:]
-        return self.history
+            del self._events[beyond:]
+        return history[:beyond]
+
+    def history(self) -> list[dict[str, Any]]:
+        """All events of the run; where there is a log, they are read from it, and none is kept in memory."""
+        if self.directory is None or self._listeners is None:
+            return list(self._events)
+        return runlog.read(self.directory / "run.jsonl")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
@@ -144,7 +153,8 @@ class Recorder:
         event = {"event": kind, "time": time.time(), **fields}
         if self._log is not None:
             event = self._log.event(kind, **fields)
-        self.history.append(event)
+        else:
+            self._events.append(event)
         for listener in self._listeners or ():
             listener(event)
 
@@ -154,6 +164,7 @@ class Recorder:
             return
         self.event("checkpoint", round=round, consumed=consumed, bytes=sum(a.nbytes for a in arrays.values()))
         self._log.sync()
+        self.saved_round = round
         before = self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
         self.checkpoint_s = max(self.checkpoint_s, before.write_s if before else 0.0)
 
@@ -219,7 +230,6 @@ class Recorder:
         except InputError:
             return False
         self.resumed = arrays, msgspec.json.decode(meta)
-        self.history = runlog.read(directory / "run.jsonl")
         self.complete = True
         return True
 
@@ -238,8 +248,9 @@ class Recorder:
             if log.exists():
                 runlog.truncate_to(log, 0, self._lease.check)
             self._publish("config.toml", configs.dump(self._config))
-        self.history = runlog.read(log) if log.exists() else []
-        self.replay = before[len(self.history) :]
+        kept = runlog.read(log) if log.exists() else []
+        self.replay = before[len(kept) :]
+        self.saved_round = max((e["round"] for e in kept if e["event"] == "checkpoint"), default=-1)
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)

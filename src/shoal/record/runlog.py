@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from shoal.errors import InputError
@@ -84,10 +85,10 @@ def read(path: Path) -> list[Event]:
     events = []
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
+            event = msgspec.json.decode(line)
             if not isinstance(event, dict) or "event" not in event:
                 raise ValueError("not an event")
-        except ValueError as error:
+        except (ValueError, msgspec.DecodeError) as error:
             if number == len(lines):
                 break
             raise InputError(
