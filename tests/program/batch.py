@@ -19,7 +19,7 @@ from shoal.comm.library import loaded
 from shoal.jobs.launch import environment, find_mpiexec
 
 FAKE = Path(__file__).with_name("fake_schedulers.py")
-SLURM = ("sbatch", "scontrol", "squeue", "scancel", "srun", "sbcast")
+SLURM = ("sbatch", "scontrol", "squeue", "scancel", "srun")
 LSF = ("bsub", "bjobs", "bkill", "jsrun")
 
 

@@ -1,4 +1,4 @@
-"""sbatch, scontrol, squeue, scancel, srun, sbcast and bsub, bjobs, bkill, jsrun for tests: strict about their options.
+"""sbatch, scontrol, squeue, scancel, srun and bsub, bjobs, bkill, jsrun for tests: strict about their options.
 
     python fake_schedulers.py COMMAND ARGUMENTS...
 
@@ -215,10 +215,6 @@ def srun(words: list[str]) -> None:
     if not one_a_node and ("--no-kill" in given) == (given.get("--kill-on-bad-exit") == "1"):
         refuse("srun: a rank that dies would leave the others waiting")
     step(command, int(given["--ntasks"]))
-
-
-def sbcast(words: list[str]) -> None:
-    refuse("sbcast: not used")
 
 
 # --- LSF
