@@ -65,7 +65,7 @@ class Shared:
         memory = share(case.world, Sizes(size, size if momentum else 0, size, group.size, np.dtype(case.dtype)))
         assert isinstance(memory, NodeMemory), memory
         self._memory, self._case, self._momentum = memory, case, momentum
-        self._reducer = Reducer(numpy_backend(), size, case.dtype, Tuner(case.world.node_of), memory)
+        self._reducer = Reducer(numpy_backend(), size, case.dtype, Tuner(), memory)
         self._passes = Passes(self._moves, (MU, 1.0))
         self._round = 0
         self._reducer.start()
@@ -162,7 +162,7 @@ def native(case: Case) -> Timed:
     """The MPI library's."""
     out, mine = numpy_backend().empty(case.size, case.dtype), case.mine
     kind = MPI.FLOAT if case.dtype == "float32" else MPI.DOUBLE
-    timed = functools.partial(case.group.transport.comm.Allreduce, [mine, kind], [out, kind])
+    timed = functools.partial(case.world.comm.Allreduce, [mine, kind], [out, kind])
     return timed, lambda: timed, lambda: timing.wrong(out, case.group.size)
 
 
@@ -185,7 +185,7 @@ def measure(case: Case, name: str) -> dict[str, Any]:
 
 def rows(world: World, options: Any) -> Iterator[dict[str, Any]]:
     """All sizes with all algorithms. Collective."""
-    group = world.split(world.order)
+    group = world.group(world.order)
     assert group is not None
     for n_bytes in options.sizes:
         for name in options.algorithms:
@@ -203,7 +203,7 @@ def holdings() -> dict[str, int]:
 
 def hold(world: World, reductions: int) -> dict[str, Any]:
     """What each rank holds before and after so many whole reductions of 64 KB. Collective."""
-    group = world.split(world.order)
+    group = world.group(world.order)
     assert group is not None
     made = Shared(Case(world, group, 16 * timing.KB, "float32"), momentum=True)
     held = []

@@ -16,6 +16,7 @@ _HOMES = {
     "shoal.api": ("train",),
     "shoal.run": ("Result",),
     "shoal.config": ("Averaging", "LearningRate"),
+    "shoal.elastic.policy": ("Resize", "Situation"),
     "shoal.errors": ("InputError", "ShoalError", "Stopped"),
     "shoal.data.sets": ("DataSet",),
     "shoal.model": (

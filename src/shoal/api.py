@@ -20,9 +20,11 @@ from shoal.comm import lifeline
 from shoal.comm.world import World
 from shoal.config import Averaging, Config, Data, LearningRate, Model, Run, Train, from_tree
 from shoal.data.sets import DataSet, from_arrays, open_set
+from shoal.elastic.policy import Policy
 from shoal.errors import InputError
 from shoal.model.layer import Layer
 from shoal.record.progress import Progress
+from shoal.record.recorder import OnEvent
 from shoal.run import Request, Result, run
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -39,6 +41,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    policy: Policy | None = None,
     progress: bool = True,
     **options: Any,
 ) -> Result:
@@ -50,6 +53,8 @@ def train(
     learners: the schedule, as in a config: "0:2, 20:8", a preset's name, or a list of tables.
     averaging: shoal.Averaging(steps=K, momentum=mu). learning_rate: a number or shoal.LearningRate(...).
     out: the run directory (log, checkpoints); None records nothing. resume: go on with what is there.
+    policy: decides on the size while training runs, beside the schedule: called on the master after each round with a
+      shoal.Situation; returns a number of learners, a shoal.Resize(ranks=, learners=), or None for no wish.
     on_event: called on the master with each event of the log, as a dict. progress: print the progress line.
     options: seed, name, and every key of [train], [run], [model] and [data], e.g. epochs=40, batch=16,
       loss="mse", validation=0.1.
@@ -57,27 +62,27 @@ def train(
     Raises InputError on all ranks alike, and Stopped after a stop request was honoured.
     """
     life = lifeline.start()
-    from mpi4py import MPI
-
-    world, line = World(MPI.COMM_WORLD, numpy_backend()), None
+    world, lines = World(life.comm, numpy_backend(), recovers=life.recovers), list[Progress]()
     try:
         config, data_set = _agreed(world, lambda: _input(model, data, learners, averaging, learning_rate, options))
-        listeners = [on_event] if on_event else []
-        if progress and world.is_master:
-            line = Progress(config.train.epochs, sys.stdout)
-            listeners.append(line.on_event)
+
+        def listen() -> list[OnEvent]:
+            if progress:
+                lines.append(Progress(config.train.epochs, sys.stdout))
+            return [*([on_event] if on_event else []), *(line.on_event for line in lines)]
+
         net = model if isinstance(model, Layer) else None
         directory = Path(out) if out is not None else None
-        request = Request(config, directory, resume, data=data_set, net=net, listeners=listeners)
+        request = Request(config, directory, resume, data=data_set, net=net, policy=policy, listen=listen)
         result = run(world, request, life.stop_requested)
     except errors.ShoalError as error:
         if error.agreed:
-            world.close()
+            life.comm = world.close()
         raise
     finally:
-        if line:
+        for line in lines:
             line.close()
-    world.close()
+    life.comm = world.close()
     if result.status == errors.STOPPED:
         raise errors.Stopped(f"stopped on request ({result.reason}) with a checkpoint; resume=True goes on")
     return result

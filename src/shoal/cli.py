@@ -78,16 +78,17 @@ def main() -> NoReturn:
 @_set
 @_out
 @_resume
+@click.option("--restarts", type=click.IntRange(0), default=0, help="Resume so often if the job ends before the run.")
 @click.argument("target", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(
     target: Path, ranks: int, ulfm: bool, extra: tuple[str, ...], overrides: tuple[str, ...], out: Path | None,
-    resume: bool, arguments: tuple[str, ...],
+    resume: bool, restarts: int, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Start TARGET on N ranks: a config or a sweep (.toml), or a script of yours (.py ARGUMENTS...)."""
     from shoal.jobs import start
 
-    return start.start(target, start.Options(ranks, ulfm, extra, overrides, out, resume, arguments))
+    return start.start(target, start.Options(ranks, ulfm, extra, overrides, out, resume, restarts, arguments))
 
 
 @commands.command()
@@ -95,12 +96,15 @@ def launch(
 @_out
 @_resume
 @click.option("--width", type=int, default=0, hidden=True)
+@click.option("--joins", is_flag=True, hidden=True)
 @click.argument("config", type=_FILE)
-def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int) -> None:
+def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int, joins: bool) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
     _brace()
     from shoal.jobs import rank
 
+    if joins:
+        rank.join(config, overrides, out, width)
     rank.train(config, overrides, out, resume, width)
 
 
@@ -130,6 +134,19 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     from shoal.jobs import rank
 
     return rank.sweep(path, out)
+
+
+@commands.command()
+@click.option("--learners", type=click.IntRange(0), help="So many learners from now on; 0: as the schedule says.")
+@click.argument("directory", type=_FILE)
+@click.argument("ranks", type=click.IntRange(0), required=False)
+def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Let the run that is at work in DIRECTORY go on with RANKS ranks at most; 0: with all.
+
+    Ranks never change the result. Learners do: the log says when."""
+    from shoal.jobs.start import ask_to_resize
+
+    ask_to_resize(directory, ranks, learners)
 
 
 @commands.command()

@@ -165,6 +165,20 @@ class Run(_Section, frozen=True):
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
+    heartbeat_s: Rate = 1.0
+    """a rank that is stopped or stuck in the kernel for three of these is excluded, where recovery is possible"""
+    provider: Literal["reserve", "spawn"] = "reserve"
+    """where ranks come from: all are started at once, and sleep when not needed; or they are spawned, and end"""
+    respawn: bool = True
+    """spawn: ranks that were lost are replaced"""
+    min_ranks: Positive = 1
+    """the fewest ranks that may be asked for while it runs"""
+    max_ranks: Annotated[int, Meta(ge=0)] = 0
+    """the most ranks there can be; 0: as many as are started"""
+    min_learners: Positive = 1
+    """the fewest learners that may be asked for while it runs"""
+    max_learners: Positive = 1024
+    """the most learners that may be asked for while it runs"""
     checkpoint_epochs: Amount = 1.0
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2
@@ -309,6 +323,10 @@ def _check(config: Config, source: str) -> None:
             rate.growth_warmup_epochs and rate.scaling == "none",
             f"learning_rate.growth_warmup_epochs is {rate.growth_warmup_epochs:g} but learning_rate.scaling is "
             '"none", so there is nothing to ramp; set scaling to linear or sqrt, or growth_warmup_epochs to 0',
+        ),
+        (
+            run.provider == "spawn" and not run.max_ranks,
+            'run.provider is "spawn" and run.max_ranks is 0; say how many ranks there may be, e.g. run.max_ranks = 4',
         ),
         (
             run.reproducible and run.algorithm in _ANY_ORDER,

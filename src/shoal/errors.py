@@ -44,6 +44,16 @@ class DeadlineError(ShoalError):
     """A wait passed its deadline; the text names the world ranks that are missing."""
 
 
+class RankLost(ShoalError):  # noqa: N818 - what comes of it depends on who is left
+    """A rank of the world died or was excluded. Training goes on without it, unless this is `final`."""
+
+    status = TRY_AGAIN
+
+    def __init__(self, text: str, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
 class LeaseError(ShoalError):
     """Another process holds, or has taken over, the run directory."""
 

@@ -15,6 +15,7 @@ from shoal.data.batches import Batches
 from shoal.data.order import SampleOrder
 from shoal.data.sets import DataSet, open_set
 from shoal.elastic.plan import Plan, make_plan
+from shoal.elastic.policy import Policy
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
 from shoal.model.nets import build
@@ -32,6 +33,8 @@ class Job:
     model: Model
     batches: Batches
     local: LocalSGD
+    policy: Policy | None = None
+    """what decides on the size while it runs, beside the schedule"""
 
     def fingerprint(self) -> bytes:
         """Equal on all ranks that will compute the same run."""
@@ -47,7 +50,7 @@ class Job:
         return f"{total:08x}"
 
 
-def prepare(config: Config, data: DataSet | None = None, net: Layer | None = None) -> Job:
+def prepare(config: Config, data: DataSet | None = None, net: Layer | None = None, policy: Policy | None = None) -> Job:
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
@@ -58,4 +61,4 @@ def prepare(config: Config, data: DataSet | None = None, net: Layer | None = Non
     batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
     local = LocalSGD(model, batches, config.train, backend)
     local.rehearse(min(stage.batch for stage in plan.stages))
-    return Job(config, backend, data, plan, model, batches, local)
+    return Job(config, backend, data, plan, model, batches, local, policy)

@@ -16,10 +16,13 @@ import numpy as np
 
 from shoal import environment, errors, kernels
 from shoal.comm.collectives import broadcast_bytes
-from shoal.comm.world import World
+from shoal.comm.world import World, usable_cores
 from shoal.config import Config
 from shoal.data.sets import DataSet
+from shoal.elastic.master import Decision
 from shoal.elastic.plan import warnings
+from shoal.elastic.policy import Policy
+from shoal.elastic.supply import come
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
@@ -61,12 +64,15 @@ class Request:
     """on a resume, wait for the lease of a job that is just ending"""
     data: DataSet | None = None
     net: Layer | None = None
-    listeners: Sequence[OnEvent] = ()
+    policy: Policy | None = None
+    listen: Callable[[], Sequence[OnEvent]] = tuple
+    """makes the listeners, on the rank that is or becomes the master"""
 
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
     """Run it. Collective over the world. Raises InputError on all ranks alike."""
     world.waiter.timeout_s = request.config.run.timeout_s
+    world.watch_every(request.config.run.heartbeat_s)
     environment.limit_threads(request.config.run.threads)
     job = _prepare(world, request)
     recorder = _open(world, request)
@@ -79,7 +85,7 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
 def _prepare(world: World, request: Request) -> Job:
     job, problem = None, None
     try:
-        job = prepare(request.config, request.data, request.net)
+        job = prepare(request.config, request.data, request.net, request.policy)
     except InputError as error:
         problem = str(error)
     world.agree(problem)
@@ -89,10 +95,10 @@ def _prepare(world: World, request: Request) -> Job:
 
 
 def _open(world: World, request: Request) -> Recorder:
-    recorder, problem, lease = Recorder(None, request.config), "", ""
+    recorder, problem, lease = Recorder(request.out, request.config, request.listen), "", ""
     if world.is_master:
         try:
-            recorder = Recorder(request.out, request.config, request.resume, request.patient, request.listeners)
+            recorder.open(request.resume, request.patient)
         except InputError as error:
             problem = str(error)
         except errors.LeaseError as error:
@@ -107,6 +113,22 @@ def _open(world: World, request: Request) -> Recorder:
     return recorder
 
 
+def join(request: Request, recovers: bool, stop_requested: Callable[[], bool]) -> tuple[World, Result | None]:
+    """Be a rank that was spawned into a run of the same request: the world it came to, and the result, or None if this
+    rank was released before the end. recovers: as in World. Raises InputError on this rank alone."""
+    run = request.config.run
+    environment.limit_threads(run.threads)
+    job = prepare(request.config, request.data, request.net, request.policy)
+    joined = come(job.fingerprint(), usable_cores())
+    world = World(joined.spawner.top, job.backend, run.timeout_s, recovers=recovers, seats=joined.welcome.seats)
+    world.generation = joined.welcome.generation
+    world.watch_every(run.heartbeat_s)
+    recorder = Recorder(request.out, request.config, request.listen)
+    training = Training(job, world, recorder, stop_requested, joined)
+    end = training.run()
+    return world, None if training.released else _result(world, job, recorder, training, end)
+
+
 def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[[], bool]) -> Result:
     training = Training(job, world, recorder, stop_requested)
     problem = ""
@@ -118,7 +140,11 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
     problem = broadcast_bytes(world.transport, problem.encode()).decode()
     if problem:
         raise InputError(problem, agreed=True)
-    end = training.run()
+    return _result(world, job, recorder, training, training.run())
+
+
+def _result(world: World, job: Job, recorder: Recorder, training: Training, end: Decision) -> Result:
+    """After the last decision: the run is complete, or says why not. Collective over the world."""
     if world.is_master and end.status == errors.DONE:
         p = training.state.progress
         test = next(e["test"] for e in reversed(recorder.history) if e["event"] == "evaluation")
@@ -131,6 +157,7 @@ def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[
     history = broadcast_bytes(world.transport, msgspec.json.encode(recorder.history))
     views = job.model.layout.views(job.backend.to_host(training.state.anchor))
     parameters = {name: view.copy() for name, view in views.items()}
+    training.close()
     return Result(parameters, msgspec.json.decode(history), end.status, end.reason, world.is_master)
 
 

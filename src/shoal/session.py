@@ -24,9 +24,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
     """
     life = lifeline.start(stop_file)
     try:
-        from mpi4py import MPI
-
-        world = World(MPI.COMM_WORLD, numpy_backend())
+        world = World(life.comm, numpy_backend(), recovers=life.recovers)
         try:
             status = work(world, life)
         except errors.ShoalError as error:
@@ -35,7 +33,24 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
             status = error.status
             if world.is_master:
                 print(f"shoal: {error}", file=sys.stderr, flush=True)
-        world.close()
+        life.comm = world.close()
+    except errors.RankLost as lost:
+        life.abandon(lost)
     except BaseException as error:
         life.fail(error)
-    life.leave(status)
+    life.leave(status, world.is_master, world.lost)
+
+
+def be_a_joiner(work: Callable[[lifeline.Lifeline], tuple[World, int | None]]) -> NoReturn:
+    """Do `work` in a process that was spawned: it joins a world, and returns that with the status of the job, or None
+    where this rank was released before the end."""
+    life = lifeline.start()
+    try:
+        world, status = work(life)
+        if status is not None:
+            life.comm = world.close()
+    except errors.RankLost as lost:
+        life.abandon(lost)
+    except BaseException as error:
+        life.fail(error)
+    life.leave(status or 0, status is not None and world.is_master, world.lost and status is not None)

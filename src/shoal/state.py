@@ -19,6 +19,26 @@ from shoal.model.flat import Layout
 from shoal.sgd.rates import Switch
 
 
+class Counts(Struct):
+    """What the master alone keeps count of; it tells the group with every decision."""
+
+    train_s: float = 0.0
+    """time in rounds, without evaluation and checkpoints"""
+    allocated_rank_s: float = 0.0
+    """train_s summed over the ranks of the job"""
+    busy_rank_s: float = 0.0
+    """time in learners' steps summed over ranks"""
+    evaluated: int = 0
+    """position of the newest evaluation"""
+    best_accuracy: float = -1.0
+    """the best validation accuracy, and where it was"""
+    best_at: int = 0
+    wanted_ranks: int = 0
+    """the most ranks that may work, as somebody asked from outside; 0: all there are"""
+    wanted_learners: int = 0
+    """the learners that somebody asked for from outside; 0: as the schedule says"""
+
+
 class Progress(Struct):
     """The scalars of the state. Everything counts from the start of training, over restarts too."""
 
@@ -27,21 +47,23 @@ class Progress(Struct):
     """position in the sample order"""
     serial_steps: int = 0
     learner_steps: int = 0
-
-    # From here on the master keeps count alone; a joiner gets its figures.
-    train_s: float = 0.0
-    """time in rounds, without evaluation and checkpoints"""
-    allocated_rank_s: float = 0.0
-    """train_s summed over the ranks of the job"""
-    busy_rank_s: float = 0.0
-    """time in learners' steps summed over ranks"""
     history: list[Switch] = field(default_factory=list)
-    """the switches of P"""
-    evaluated: int = 0
-    """position of the newest evaluation"""
-    best_accuracy: float = -1.0
-    """the best validation accuracy, and where it was"""
-    best_at: int = 0
+    """the switches of P; never changed in place"""
+    counts: Counts = field(default_factory=Counts)
+
+    def encode(self) -> bytes:
+        """The inverse of `decode`."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Progress:
+        """A progress of its own."""
+        return msgspec.msgpack.decode(data, type=Progress)
+
+    def begin(self, learners: int) -> None:
+        """A round of P learners begins: a switch of P becomes part of the history."""
+        if not self.history or self.history[-1].learners != learners:
+            self.history = [*self.history, Switch(self.consumed, learners)]
 
     def advance(self, learners: int, steps: int, batch: int) -> None:
         """Count one round of P learners, K steps and batch B."""
@@ -115,9 +137,7 @@ class TrainState:
             for array in self.arrays.values():
                 broadcast(holders, array)
         gather(transport, np.zeros(1, np.uint8))
-        self.progress = msgspec.msgpack.decode(
-            broadcast_bytes(transport, msgspec.msgpack.encode(self.progress)), type=Progress
-        )
+        self.progress = Progress.decode(broadcast_bytes(transport, self.progress.encode()))
 
     def digest(self) -> str:
         """sha256 of the bytes of the anchor, then of the velocity."""

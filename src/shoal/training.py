@@ -16,64 +16,171 @@ import numpy as np
 from shoal import evaluation
 from shoal.comm.group import Group
 from shoal.comm.reducer import Reducer
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.shared import NodeMemory, Sizes
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
-from shoal.elastic.master import Decision, Master, facts
+from shoal.elastic.master import Decision, Master, Outside, facts
+from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
-from shoal.errors import InputError
+from shoal.elastic.supply import CHANGES, Joined, memory_and_supply
+from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
 from shoal.sgd.optimizer import contribution_size
 from shoal.state import Progress, TrainState
 
+_WAIT_S = 0.01
+
 
 class Training:
     """One rank's part of a training."""
 
-    def __init__(self, job: Job, world: World, recorder: Recorder, stop_requested: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        recorder: Recorder,
+        stop_requested: Callable[[], bool],
+        joined: Joined | None = None,
+    ) -> None:
         self._job, self._world, self._recorder = job, world, recorder
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
-        most = max(stage.learners for stage in job.plan.stages)
-        self.memory = share(world, Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32)))
+        most = max(config.run.max_learners, *(stage.learners for stage in job.plan.stages))
+        sizes = Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32))
+        self.memory, self._supply = memory_and_supply(world, sizes, config.run, job.fingerprint(), joined)
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
         self.state = TrainState(layout, backend, memory.versions if memory else None)
-        tuner = make_tuner(world, config.run, memory is not None, recorder.event)
+        tuner = make_tuner(world, config.run, memory is not None, self._record)
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
-        self._provider = ReserveProvider(world, memory is not None, stop_requested)
-        self._master = Master(config, job.plan, world, recorder.event, self._stop_reason)
+        self._provider = ReserveProvider(world, memory is not None, stop_requested, self._supply is not None)
+        outside = Outside(self._stop_reason, recorder.wish, job.policy)
+        self._master = Master(config, job.plan, world, self._record, outside, self._supply)
+        self._journal = Journal(memory)
+        self._group: Group | None = None
+        self._row: np.ndarray | None = None
+        """this rank's facts of the round just done"""
+        self._round_s = 0.0
+        self._idle_since = time.perf_counter()
+        """the end of the last round, evaluation or checkpoint"""
+        self._begins = joined is None
+        self._released = False
 
     def run(self) -> Decision:
-        """Train from the state there is to the end; returns the last decision. Collective over the world."""
-        group, row, round_s = None, None, 0.0
+        """Train from the state there is to the end, or until this rank is released; returns the last decision.
+        Collective over the world."""
+        if self._world.is_master and self._begins:
+            self._master.replay(self._recorder.replay)
+            self._journal.note(None, self.state.progress, trains=False)
         while True:
-            asked = time.perf_counter()
-            decide = functools.partial(self._master.decide, self.state, round_s)
-            decision = self._provider.next_decision(group, row, decide)
-            row, self.state.progress.round = None, decision.round
-            if decision.action == "evaluate":
-                self._evaluate(decision)
-            elif decision.action == "checkpoint":
-                self._save()
-            elif decision.action == "end":
-                self._finish(group, decision)
-                return decision
+            try:
+                if not self._begins:  # this rank has just come
+                    self._begins = True
+                    recover_state(self._world, self._provider, self._journal, self.state)
+                decision = self._carry_out_next()
+            except RankLost as lost:
+                if lost.final:
+                    raise
+                self._recover(lost)
             else:
-                group = self._provider.resize(group, decision, self.state)
-                if self._world.is_master:
-                    self._master.started(self.state, 1e3 * (time.perf_counter() - asked))
-                if group is not None:
-                    row = self._round(group, decision)
-                round_s = time.perf_counter() - asked
+                if decision.action == "end" or self._released:
+                    return decision
+
+    def _carry_out_next(self) -> Decision:
+        """Hear what is next, and do it."""
+        if self._supply is not None:
+            self._supply.hear()
+        decide = functools.partial(self._master.decide, self.state, self._round_s)
+        decision = self._provider.next_decision(self._group, self._row, decide)
+        self._row, progress = None, self.state.progress
+        progress.round = decision.round
+        if decision.action == "train":
+            self._group = group = self._provider.resize(self._group, decision, self.state)
+            if self._world.is_master:
+                self._master.started(self.state, 1e3 * (time.perf_counter() - self._idle_since))
+            if group is not None:
+                self._row = self._round(group, decision)
+            self._round_s = time.perf_counter() - self._idle_since
+            self._idle_since = time.perf_counter()
+            return decision
+        if self._group is not None:
+            progress.counts = decision.counts
+            self._journal.note(self._group, progress, trains=False)
+        if decision.action in CHANGES:
+            self._change(decision)
+            return decision
+        if decision.action == "evaluate":
+            self._evaluate(decision)
+        elif decision.action == "checkpoint":
+            self._save()
+        else:
+            self._finish(decision)
+        self._idle_since = time.perf_counter()
+        return decision
+
+    def _change(self, decision: Decision) -> None:
+        """A rank is brought in, or leaves; training waits for nothing but the switch."""
+        supply, start = self._supply, time.perf_counter()
+        assert supply is not None
+        action: dict[str, Any] = {"action": decision.action}
+        if decision.action == "spawn":
+            supply.begin()
+        elif decision.action == "wait":
+            time.sleep(_WAIT_S)
+        elif decision.action == "forget":
+            supply.forget()
+            self._record("warning", round=decision.round, text=f"{supply.problem}; the run goes on without it")
+        else:
+            if self._group is not None:
+                self._group.close()
+                self._group = None
+            if decision.action == "grow":
+                action |= supply.take()
+            elif supply.release():
+                self._released = True
+                return
+            recover_state(self._world, self._provider, self._journal, self.state)
+            if self._world.is_master:
+                action["switch_ms"] = 1e3 * (time.perf_counter() - start)
+                self._master.world_changed(self.state, **action)
+
+    def _recover(self, lost: RankLost) -> None:
+        """Go on with the ranks that are left, from the newest state that they have. Raises RankLost if they cannot."""
+        start, world = time.perf_counter(), self._world
+        ranks, master, gone = world.size, world.is_master, list[int]()
+        self._group, self._row = None, None
+        if self._supply is not None:
+            self._supply.forget()
+        while True:
+            gone += world.recover()
+            shrunk_s = time.perf_counter() - start
+            if isinstance(self.memory, NodeMemory):
+                self.memory.new_generation(world.generation)
+            try:
+                if self._supply is not None:
+                    self._supply.found_again(gone)
+                recover_state(world, self._provider, self._journal, self.state)
+                break
+            except RankLost as again:
+                if again.final:
+                    raise
+        if world.is_master:
+            history = self._recorder.take_over(self.state.progress.round)
+            self._master.recovered(self.state, history)
+            times = {"shrink_ms": 1e3 * shrunk_s, "recovery_ms": 1e3 * (time.perf_counter() - start)}
+            who = {"lost": gone, "ranks": [ranks, world.size], "new_master": not master}
+            self._recorder.event("recovery", **self._master.where(self.state), **who, **times, reason=str(lost))
 
     def _round(self, group: Group, at: Decision) -> np.ndarray:
         """K steps on every learner of this rank, one reduction; returns this rank's facts of it."""
         reducer, state = self._reducer, self.state
         start = time.perf_counter()
+        state.progress.counts = at.counts
+        state.progress.begin(at.learners)
+        self._journal.note(group, state.progress, trains=True)
         reducer.start()
         losses = []
         for learner in group.learners_here(at.learners):
@@ -86,6 +193,16 @@ class Training:
         reducer.reduce(group, at.learners, state.progress.round, update, passes)
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
+
+    def close(self) -> None:
+        """No rank comes or goes any more. Collective over the world."""
+        if self._supply is not None:
+            self._supply.close()
+
+    @property
+    def released(self) -> bool:
+        """Whether this rank has left the world, before the end."""
+        return self._released
 
     def _evaluate(self, decision: Decision) -> None:
         """All living ranks evaluate the anchor; reserves receive it first."""
@@ -120,11 +237,16 @@ class Training:
         progress = msgspec.to_builtins(self.state.progress)
         return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
 
+    def _record(self, kind: str, **fields: Any) -> None:
+        """What happens is logged by the master."""
+        if self._world.is_master:
+            self._recorder.event(kind, **fields)
+
     def _stop_reason(self) -> str:
         return "a signal" if self._stop_requested() else self._recorder.stop_requested()
 
-    def _finish(self, group: Group | None, decision: Decision) -> None:
+    def _finish(self, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""
-        if group is not None:
-            group.close()
+        if self._group is not None:
+            self._group.close()
         self._provider.spread(self.state.anchor, decision)

@@ -39,7 +39,7 @@ class Means:
     def __init__(self, world: Any, size: int, shared: bool, **how: Any) -> None:
         memory = share(world, Sizes(size, 0, size, max(LEARNERS), np.dtype(np.float32))) if shared else None
         self._memory = memory if isinstance(memory, NodeMemory) else None
-        self.tuner = Tuner(world.node_of, **how)
+        self.tuner = Tuner(**how)
         self.reducer = Reducer(numpy_backend(), size, np.float32, self.tuner, self._memory)
         self._own = np.empty(size, np.float32)
 
@@ -66,7 +66,8 @@ def test_the_canonical_mean_has_the_bits_of_the_tree(world: Any, size: int, shar
     mean = Means(world, size, shared)
     for n, learners in enumerate(LEARNERS):
         values = _values(learners, size)
-        group = world.split(ranks_for(learners, world.order))
+        world.meet()  # as a decision does: nobody is in the group before
+        group = world.group(ranks_for(learners, world.order))
         if group is None:
             continue
         expected = (tree_sum(values) * np.float32(1 / learners)).tobytes()
@@ -78,7 +79,7 @@ def test_the_canonical_mean_has_the_bits_of_the_tree(world: Any, size: int, shar
 @pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
 def test_learners_change_while_the_group_stays(world: Any, shared: bool) -> None:
     mean = Means(world, 333, shared)
-    group = world.split(world.order)
+    group = world.group(world.order)
     for n, learners in enumerate((world.size, 3 * world.size, 2 * world.size, world.size)):
         values = _values(learners, 333)
         expected = tree_sum(values) * np.float32(1 / learners)
@@ -93,7 +94,8 @@ def test_the_mean_in_any_order_agrees(world: Any, name: str, shared: bool) -> No
         mean = Means(world, size, shared, reproducible=False, algorithm=name)
         for n, learners in enumerate(LEARNERS):
             values = _values(learners, size)
-            group = world.split(ranks_for(learners, world.order))
+            world.meet()  # as a decision does: nobody is in the group before
+            group = world.group(ranks_for(learners, world.order))
             if group is None:
                 continue
             exact = np.mean(values, axis=0, dtype=np.float64)
@@ -105,10 +107,10 @@ def test_the_mean_in_any_order_agrees(world: Any, name: str, shared: bool) -> No
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_the_mean_over_a_narrow_wire_agrees(world: Any, wire: str) -> None:
     mean = Means(world, 1000, False, reproducible=False, wire=wire)
-    group = world.split(world.order)
+    group = world.group(world.order)
     values = _values(world.size, 1000)
     got = mean(group, values, 0)
-    assert len(set(group.transport.comm.allgather(got.tobytes()))) == 1
+    assert len(set(world.comm.allgather(got.tobytes()))) == 1
     assert np.abs(got - np.mean(values, axis=0, dtype=np.float64)).max() <= (2e-3 if wire == "float16" else 2e-2)
     assert group.size == 1 or mean.reducer.choice.wire == wire
     group.close()
@@ -127,7 +129,8 @@ def test_nodes_do_not_change_the_bits(comm: Any, name: str) -> None:
             mean = Means(world, size, True, algorithm=name)
             for n, learners in enumerate(LEARNERS):
                 values = _values(learners, size)
-                group = world.split(ranks_for(learners, world.order))
+                world.meet()  # as a decision does: nobody is in the group before
+                group = world.group(ranks_for(learners, world.order))
                 if group is None:
                     continue
                 expected = (tree_sum(values) * np.float32(1 / learners)).tobytes()
@@ -145,7 +148,7 @@ def test_a_group_that_mixes_nodes_has_the_bits_too(comm: Any) -> None:
     for nodes in NODES.get(comm.size, []):
         world = World(comm, numpy_backend(), 10.0, nodes)
         mean = Means(world, 333, True)
-        group = world.split(list(range(comm.size)))
+        group = world.group(list(range(comm.size)))
         values = _values(comm.size, 333)
         expected = tree_sum(values) * np.float32(1 / comm.size)
         assert mean(group, values, 0).tobytes() == expected.tobytes()

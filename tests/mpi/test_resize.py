@@ -34,7 +34,7 @@ def _advance_to(state: TrainState, number: float) -> None:
     state.progress.round = int(number)
     for n, array in enumerate(state.arrays.values()):
         array[...] = number * 10 + n
-    state.progress.train_s = number / 3
+    state.progress.counts.train_s = number / 3
     state.progress.history = [Switch(i, i + 1) for i in range(int(number))]
 
 
@@ -64,15 +64,15 @@ def test_hand_over(world: Any, members: str) -> None:
 def _script(size: int) -> list[Decision]:
     """Trainings on all sizes after all sizes, twice each, with evaluations and checkpoints in between."""
     sizes = [n for a in range(1, size + 1) for b in range(1, size + 1) for n in (a, b)]
-    decisions, before = [], 0
+    decisions, before = [], 1
     for n, ranks in enumerate(sizes + sizes):
-        decisions.append(Decision("train", learners=ranks, rate=float(n), ranks=ranks, ranks_before=before, round=n))
+        decisions.append(Decision("train", learners=ranks, rate=float(n), ranks=ranks, knowing=before, round=n))
         before = ranks
         if n % 3 == 0:
-            decisions.append(Decision("evaluate", ranks=ranks, ranks_before=ranks, round=n + 1))
+            decisions.append(Decision("evaluate", ranks=ranks, knowing=ranks, round=n + 1))
         if n % 4 == 0:
-            decisions.append(Decision("checkpoint", ranks=ranks, ranks_before=ranks, round=n + 1))
-    return [*decisions, Decision("end", ranks=before, ranks_before=before, round=len(2 * sizes), reason="done")]
+            decisions.append(Decision("checkpoint", ranks=ranks, knowing=ranks, round=n + 1))
+    return [*decisions, Decision("end", ranks=before, knowing=before, round=len(2 * sizes), reason="done")]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
@@ -124,7 +124,7 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
 def test_the_same_ranks_keep_their_group(world: Any) -> None:
     provider = ReserveProvider(world, False, lambda: False)
     state = _state(1)
-    first = provider.resize(None, Decision("train", ranks=world.size, ranks_before=0), state)
-    again = provider.resize(first, Decision("train", learners=9, ranks=world.size, ranks_before=world.size), state)
+    first = provider.resize(None, Decision("train", ranks=world.size, knowing=1), state)
+    again = provider.resize(first, Decision("train", learners=9, ranks=world.size, knowing=world.size), state)
     assert again is first
     first.close()

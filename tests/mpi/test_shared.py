@@ -31,7 +31,7 @@ class Momentum:
         memory = share(world, Sizes(size, size, size, learners, np.dtype(np.float32)))
         assert isinstance(memory, NodeMemory), memory
         self.memory, self._learners, self._size = memory, learners, size
-        self._reducer = Reducer(numpy_backend(), size, np.float32, Tuner(world.node_of), memory)
+        self._reducer = Reducer(numpy_backend(), size, np.float32, Tuner(), memory)
 
     def round(self, group: Any, round: int, fused: bool) -> None:
         """One round. Collective."""
@@ -69,7 +69,7 @@ def test_one_call_has_the_bits_of_its_steps(world: Any, size: int, crowded: bool
     ways = [Momentum(world, size, LEARNERS) for _ in (0, 1)]
     done = 0
     for living in (world.order, world.order[:2], world.order):
-        group = world.split(ranks_for(LEARNERS, living))
+        group = world.group(ranks_for(LEARNERS, living))
         for _ in range(6):
             if group is not None:
                 for fused, way in enumerate(ways):
@@ -86,7 +86,7 @@ def test_one_call_has_the_bits_of_its_steps(world: Any, size: int, crowded: bool
 def test_many_reductions_leave_memory_descriptors_and_files_as_they_were(world: Any) -> None:
     if world.size == 1:
         pytest.skip("one rank shares nothing")
-    group = world.split(world.order)
+    group = world.group(world.order)
     way = Momentum(world, 1000, world.size)
     for round in range(10):
         way.round(group, round, fused=True)

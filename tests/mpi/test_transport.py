@@ -11,7 +11,7 @@ import pytest
 
 from shoal.backend import numpy_backend
 from shoal.comm.collectives import broadcast, broadcast_bytes, gather
-from shoal.comm.transport import MpiTransport, Subset
+from shoal.comm.transport import Members, MpiTransport, Subset
 from shoal.comm.wait import Waiter
 from shoal.errors import DeadlineError
 
@@ -100,8 +100,10 @@ def test_a_subset(transport: MpiTransport) -> None:
 
 def test_native_sum(transport: MpiTransport) -> None:
     array = np.arange(1000, dtype=np.float32) + transport.rank
-    transport.sum(array)
     size = transport.size
+    everybody = Members(transport, range(size))
+    everybody.sum(array)
+    everybody.close()
     assert np.array_equal(array, np.arange(1000) * size + size * (size - 1) / 2)
 
 
@@ -148,13 +150,16 @@ def test_a_rank_that_never_receives_is_named(impatient: MpiTransport) -> None:
 
 def test_a_rank_that_does_not_join_a_native_sum_is_named(impatient: MpiTransport) -> None:
     rank, late = impatient.rank, impatient.size - 1
+    everybody = Members(impatient, range(impatient.size))
     array = np.ones(8)
+    everybody.sum(array)
+    array.fill(1)
     if rank != late:
         with pytest.raises(DeadlineError) as caught:
-            impatient.sum(array)
+            everybody.sum(array)
         assert str(FIRST_NAME + late) in str(caught.value)
     impatient.comm.Barrier()
     if rank == late:
-        impatient.sum(array)
+        everybody.sum(array)
     _until(lambda: array[-1] == impatient.size, impatient)
     impatient.comm.Barrier()

@@ -1,4 +1,4 @@
-"""The world: groups by splitting, reserves that sleep and wake, and agreement."""
+"""The world: groups of its ranks, reserves that sleep and wake, and agreement."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_groups_of_any_ranks_in_any_order(world: Any) -> None:
     chosen = [list(range(n)) for n in range(1, size + 1)]
     chosen += [list(reversed(range(size))), [size - 1], list(range(0, size, 2)), list(range(size // 2, size))]
     for ranks in chosen:
-        group = world.split(ranks)
+        group = world.group(ranks)
         assert (group is not None) == (world.rank in ranks)
         if group is None:
             continue
@@ -54,8 +54,9 @@ def test_groups_of_any_ranks_in_any_order(world: Any) -> None:
         rows = gather(group.transport, np.array([world.rank]))
         if group.rank == 0:
             assert rows[:, 0].tolist() == ranks
-        dealt = [learner for here in group.transport.comm.allgather(group.learners_here(5 * size)) for learner in here]
-        assert dealt == list(range(5 * size))
+        mine = np.array([group.learners_here(5 * size).start, group.learners_here(5 * size).stop])
+        dealt = [learner for start, stop in gather(group.transport, mine) for learner in range(start, stop)]
+        assert group.rank or dealt == list(range(5 * size))
         group.close()
 
 
@@ -77,7 +78,7 @@ def test_every_growth_and_shrinkage(world: Any, _: int) -> None:
         assert order == f"step {step}: {size} ranks".encode()
         if group is not None:
             group.close()
-        group = world.split(range(size)) if size else None
+        group = world.group(range(size)) if size else None
         assert (group is not None) == (world.rank < size)
 
 
@@ -148,12 +149,12 @@ def test_a_reserve_passes_on_a_stop_once(world: Any) -> None:
         assert not world.stop_from_reserve()
 
 
-def test_a_rank_that_does_not_come_to_a_split_is_named(comm: Any) -> None:
+def test_a_rank_that_does_not_come_to_a_meeting_is_named(comm: Any) -> None:
     """By rank 0, which waits for all; what was begun on this communicator ends with it."""
     world = World(comm, numpy_backend(), timeout_s=0.5)
     late = world.size - 1
     if world.rank != late:
-        sentence = _raised(DeadlineError, lambda: world.split(world.order))
+        sentence = _raised(DeadlineError, world.meet)
         assert not world.is_master or f"world rank {late}, which did not come" in sentence
     comm.Barrier()
     world.comm.Free()
@@ -206,14 +207,14 @@ def test_resizing_leaves_nothing_behind(world: Any) -> None:
 
     def resize(times: int) -> tuple[int, int]:
         for n in range(times):
-            group = world.split(range(n % world.size + 1))
+            group = world.group(range(n % world.size + 1))
             if group is not None:
                 group.close()
         return process.num_fds(), process.memory_info().rss
 
     files, before_bytes = resize(40)
     files_after, after_bytes = resize(160)
-    assert files_after == files
+    assert files_after <= files  # fewer: what an earlier test left is collected
     assert after_bytes - before_bytes < 2 << 20
 
 

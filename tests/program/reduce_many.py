@@ -55,7 +55,7 @@ def contribution(world: World, size: int) -> np.ndarray:
 
 def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Callable[[], None]:
     """One reduction by shoal."""
-    tuner = Tuner(world.node_of, reproducible=False, algorithm=algorithm, links=made["links"])
+    tuner = Tuner(reproducible=False, algorithm=algorithm, links=made["links"])
     memory = made["memory"] if isinstance(made["memory"], NodeMemory) else None
     reducer = Reducer(world.backend, size, np.float32, tuner, memory)
     mine, out = contribution(world, size), made["memory"].versions[0]["anchor"] if memory else made["out"]
@@ -79,7 +79,7 @@ def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Cal
 def main(size: int, tries: int, algorithms: list[str]) -> None:
     world = World(MPI.COMM_WORLD, numpy_backend(), 60.0)
     memory = share(world, Sizes(size, 0, size, world.size, np.dtype(np.float32)))
-    made = {"memory": memory, "links": measure(world), "group": world.split(world.order), "round": 0}
+    made = {"memory": memory, "links": measure(world), "group": world.group(world.order), "round": 0}
     made["out"] = np.empty(size, np.float32)
     for algorithm in algorithms:
         reduce = shoals(world, size, algorithm, made) if algorithm != "MPI_Allreduce" else None

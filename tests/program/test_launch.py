@@ -58,7 +58,7 @@ def asleep():
 def reduce_until(stop):
     while not world.allreduce(stop(), MPI.MAX):
         time.sleep(0.01)
-    line.leave(99)
+    line.leave(99, rank == 0)
 
 world.Barrier()
 (here / f"tmp-{rank}").write_text(str(os.getpid()))
@@ -177,7 +177,7 @@ def assert_gone(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("status", [0, 2, 75, 99])
 def test_all_leave_with_one_status_and_no_noise(run: Callable[..., Run], status: int) -> None:
-    job = run(f"line.leave({status})", bare=True)
+    job = run(f"line.leave({status}, rank == 0)", bare=True)
     assert job.wait() == status
     assert job.output() == ""
     assert_gone(job.ranks())
@@ -186,7 +186,7 @@ def test_all_leave_with_one_status_and_no_noise(run: Callable[..., Run], status:
 @ULFM
 @STARTERS
 def test_all_leave_under_ulfm(run: Callable[..., Run], bare: bool) -> None:
-    job = run("line.leave(99)", 4, ulfm=True, bare=bare)
+    job = run("line.leave(99, rank == 0)", 4, ulfm=True, bare=bare)
     assert job.wait() == 99
     assert job.output() == ""
     assert_gone(job.ranks())

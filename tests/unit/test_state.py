@@ -13,7 +13,7 @@ from shoal.backend import numpy_backend
 from shoal.errors import InputError
 from shoal.model.flat import Layout, Tensor
 from shoal.sgd.rates import Switch
-from shoal.state import Progress, TrainState
+from shoal.state import Counts, Progress, TrainState
 
 LAYOUT = Layout(
     [Tensor("w", (5, 7), "weight"), Tensor("b", (7,), "bias"), Tensor("m", (7,), "statistic")],
@@ -29,12 +29,8 @@ def _state(seed: int | None = 3) -> TrainState:
             consumed=12345678901,
             serial_steps=28,
             learner_steps=99,
-            train_s=1.1,
-            busy_rank_s=0.1 + 0.2,
             history=[Switch(0, 2), Switch(640, 8)],
-            evaluated=600,
-            best_accuracy=0.9,
-            best_at=500,
+            counts=Counts(train_s=1.1, busy_rank_s=0.1 + 0.2, evaluated=600, best_accuracy=0.9, best_at=500),
         )
         for array in state.arrays.values():
             array[...] = draw.standard_normal(array.size)

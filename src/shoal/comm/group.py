@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.comm.transport import MpiTransport
+from shoal.comm.transport import Members
 from shoal.comm.tree import blocks
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """`ranks` are world ranks, in the order of `group.rank`; the first is the master."""
+    """`ranks` are world ranks, in the order of `group.rank`; the first is the master. A table of ranks over the
+    world's communicator, so that making one takes no message; it is of use as long as the world has the same ranks."""
 
     ranks: tuple[int, ...]
-    transport: MpiTransport
+    ids: tuple[int, ...]
+    """what they are called for as long as they live, whatever becomes of the world"""
+    nodes: tuple[int, ...]
+    """something that names the node of each"""
+    transport: Members
 
     @property
     def rank(self) -> int:
@@ -30,8 +35,16 @@ class Group:
         """The block of the P learners that this rank hosts."""
         return blocks(learners, self.size)[self.rank]
 
+    @property
+    def on_nodes(self) -> list[range] | None:
+        """The indices of the ranks on each node, None if they are not next to each other."""
+        starts = [0, *(n for n in range(1, self.size) if self.nodes[n] != self.nodes[n - 1])]
+        if len(starts) != len(set(self.nodes)):
+            return None
+        return [range(start, stop) for start, stop in zip(starts, [*starts[1:], self.size], strict=True)]
+
     def close(self) -> None:
-        """Free the communicator. Collective over the group."""
+        """Free what its transport made. Collective over the group."""
         self.transport.close()
 
 

@@ -79,11 +79,3 @@ class Carrier:
                 kernels.canonical_sum(self._xp, terms, sent)
             messages.append((self._fellows[node], sent))
         return messages
-
-
-def on_nodes(ranks: Sequence[int], node_of: Sequence[int]) -> list[range] | None:
-    """The indices in `ranks` (world ranks) of those on each node, None if they are not next to each other."""
-    starts = [0, *(n for n in range(1, len(ranks)) if node_of[ranks[n]] != node_of[ranks[n - 1]])]
-    if len(starts) != len({node_of[rank] for rank in ranks}):
-        return None
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(ranks)], strict=True)]

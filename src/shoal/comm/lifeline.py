@@ -27,8 +27,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from shoal import errors
 from shoal.comm import library
-from shoal.errors import ERROR, DeadlineError, ShoalError
+from shoal.errors import ERROR, DeadlineError, RankLost, ShoalError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,13 +40,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmstepd", "jsm")
 """How the names of processes begin that start ranks."""
 
-PARENT_POLL_S = 1.0
-SUMMONS_POLL_S = 0.5
+STATUS_FILE = "SHOAL_STATUS_FILE"
+"""the environment variable that names it"""
+PARENT_POLL_S, SUMMONS_POLL_S = 1.0, 0.5
 CONSEQUENCE_S = 2.0
 ALL_ALIKE_S = 0.6
-ABORT_LIMIT_S = 4.0
-FINALIZE_LIMIT_S = 60.0
-EXIT_LIMIT_S = 5.0
+ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 60.0, 5.0
 LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 
@@ -102,6 +102,12 @@ class Lifeline:
     """One rank's hold on the job, made by `start`; the hooks and handlers it installs stay."""
 
     def __init__(self, stop_file: Path | None, summons: _Summons | None) -> None:
+        from mpi4py import MPI
+
+        self.comm: MPI.Intracomm = MPI.COMM_WORLD
+        """the communicator of the ranks that live"""
+        self.recovers = summons is not None
+        """whether the MPI can go on without ranks that were lost"""
         self._stop_file = stop_file
         self._summons = summons
         self._stop = False
@@ -118,34 +124,49 @@ class Lifeline:
 
     def fail(self, exception: BaseException) -> NoReturn:
         """End the whole job with exit status 1 because of `exception`; from any thread of any one rank."""
-        if not self._failing.acquire(blocking=False):
-            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one traceback is enough
         # If another rank is ending the job, this one dies here, silently; where all fail alike, rank 0 speaks.
-        time.sleep(CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0))
+        wait_s = CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0)
+        self._end(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}", ERROR, wait_s)
+
+    def abandon(self, lost: RankLost) -> NoReturn:
+        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
+        tell_launcher(errors.TRY_AGAIN)
+        text = f"shoal: {lost}; --resume goes on from the last checkpoint\n"
+        self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * (self.comm.rank > 0))
+
+    def _end(self, text: str, status: int, wait_s: float) -> NoReturn:
+        if not self._failing.acquire(blocking=False):
+            time.sleep(2 * ABORT_LIMIT_S)  # another thread is at it: one text is enough
+        time.sleep(wait_s)
         # Whatever blocks below (a broken terminal, a lock in MPI): this process does not outlive it.
         _after(ABORT_LIMIT_S, self._die)
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}")
+            sys.stderr.write(text)
             sys.stdout.flush()
             sys.stderr.flush()
         time.sleep(LAST_WORD_S)  # mpiexec drops what it has not read when the job ends
-        self._end_everybody()
+        self._end_everybody(status)
         self._die()
 
-    def leave(self, status: int) -> NoReturn:
+    def leave(self, status: int, speaker: bool, lost: bool = False) -> NoReturn:
         """The orderly end, with exit status `status`. Collective; raises SystemExit when MPI is finished.
 
-        Rank 0 alone carries the status, and after the others: a non-zero exit makes Open MPI print a page
-        of help, and MPICH kill whoever is still in its exit, if other ranks are there then.
+        lost: whether ranks were. One rank, the speaker, carries the status, and after the others: a non-zero exit
+        makes Open MPI print a page of help, and MPICH kill whoever is still in its exit, if others are there then.
         """
         from mpi4py import MPI
 
         for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
             signal.signal(number, signal.SIG_IGN)
         late = _after(FINALIZE_LIMIT_S, self._not_all_left)
-        speaker = MPI.COMM_WORLD.rank == 0
         if self._summons is not None:
             self._summons.close()
+        if lost:  # Finalize may wait for them for ever
+            if speaker:
+                tell_launcher(status)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(errors.DONE)  # another status would hang mpiexec
         MPI.Finalize()
         late.set()
         sys.stdout.flush()
@@ -157,15 +178,15 @@ class Lifeline:
         _after(EXIT_LIMIT_S, lambda: os._exit(status))
         raise SystemExit(status)
 
-    def _end_everybody(self) -> None:
+    def _end_everybody(self, status: int) -> None:
         """MPI_Abort; with ULFM that takes only the caller away, so there mpiexec is told to end."""
         from mpi4py import MPI
 
         if self._summons is not None:
             self._summons.send()
             time.sleep(ABORT_LIMIT_S)  # mpiexec kills this rank before that is over
-        elif MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-            MPI.COMM_WORLD.Abort(ERROR)
+        elif MPI.Is_initialized() and not MPI.Is_finalized() and self.comm.size > 1:
+            MPI.COMM_WORLD.Abort(status)
 
     def _die(self) -> NoReturn:
         """Die so that mpiexec sees it: a bad exit, or under ULFM (where that hangs mpiexec) a kill."""
@@ -187,11 +208,11 @@ class Lifeline:
         """An exception that nobody caught. What all ranks raise together is an end in order, told once."""
         if not (isinstance(value, ShoalError) and value.agreed):
             self.fail(value)
-        speaker = _rank() == 0
+        speaker = self.comm.rank == 0
         if speaker:
             print(f"shoal: {value}", file=sys.stderr, flush=True)
         with contextlib.suppress(SystemExit):  # which cannot be raised from here
-            self.leave(value.status)
+            self.leave(value.status, speaker)
         os._exit(value.status if speaker else 0)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
@@ -262,6 +283,14 @@ class _Summons:
         """SIGTERM to what started this rank (never to the shell of a run without mpiexec)."""
         if _ancestors()[-1] == self._launcher and _is_launcher(self._launcher):
             os.kill(self._launcher, signal.SIGTERM)
+
+
+def tell_launcher(status: int) -> None:
+    """Leave the job's exit status where `shoal launch`, on this node, looks for it: mpiexec cannot carry it once ranks
+    were lost."""
+    if path := os.environ.get(STATUS_FILE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(str(status))
 
 
 def die_with_parent() -> None:

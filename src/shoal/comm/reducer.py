@@ -15,7 +15,6 @@ import numpy as np
 from shoal.backend import Array, Backend
 from shoal.comm.algorithms import make
 from shoal.comm.group import Group
-from shoal.comm.hierarchical import on_nodes
 from shoal.comm.setting import Setting
 from shoal.comm.shared import NodeMemory
 from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Passes, Strategy, TermsAt, Update
@@ -62,7 +61,7 @@ class Reducer:
         self._made[2](self._sums, round, update, passes)
 
     def _strategy(self, group: Group, learners: int, round: int) -> Strategy:
-        nodes = on_nodes(group.ranks, self._tuner.node_of)
+        nodes = group.on_nodes
         place = Place(learners, group.size, tuple(map(len, nodes)) if nodes else None, self._memory is not None)
         self.choice = choice = self._tuner.choose(place, self._size, np.dtype(self._dtype).itemsize)
         self._tuner.log(choice, place, round)

@@ -5,6 +5,7 @@ it, the others open it through /proc. It is large enough for whatever the schedu
 only where it is touched, so a resize changes a list of ranks and no memory:
 
     board       a line of 64 bytes a rank, for the barrier, and one for the work that one rank does for all
+    journal     the last decision that ranks here carry out, and the scalars of its state
     table       which of its slots hold a rank's subtree sums, in the order of the tree
     state       anchor, velocity, momentum: two versions, of which each round reads one and writes the other
     slots       a rank's work memory for the sums of its learners
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -35,6 +37,10 @@ from shoal.errors import DeadlineError
 
 _PAGE = 4096
 _LINE_BYTES = 64
+_JOURNAL_BYTES = 1 << 20
+_GENERATION = 1 << 32
+"""Barriers of two generations of a world never have the same number: what a rank wrote before a loss counts for
+nothing after it."""
 _SPINS, _YIELDS = 50, 100
 """Short: a rank that spins may have the core that the one it waits for needs, whatever the number of cores."""
 _ONE_FOR_ALL_BYTES = 512 << 10
@@ -61,22 +67,31 @@ class Sizes:
 
 
 class NodeMemory:
-    """One rank's view of the node's memory. `ranks` are the world ranks of the node, `me` the index among them."""
+    """One rank's view of the node's memory. `ids` are those of the ranks that have a place in
+    it (None: a free one), `me` the index of this one's among them."""
 
     can_claim = False
     """whether one rank may do the work of all: where all ranks of the node have compiled kernels"""
 
-    def __init__(self, memory: mmap.mmap, ranks: Sequence[int], me: int, sizes: Sizes, waiter: Waiter) -> None:
-        self.ranks, self.me = tuple(ranks), me
+    place = ""
+    """where others of the node can open it"""
+
+    def __init__(self, memory: mmap.mmap, ids: Sequence[int | None], me: int, sizes: Sizes, waiter: Waiter) -> None:
+        self.ids, self.me = list(ids), me
+        self._base = 0
         self._waiter = waiter
         self._item_bytes = sizes.dtype.itemsize
         self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
+        self._map = memory
         self._bytes = np.frombuffer(memory, np.uint8)
-        places = _places(len(ranks), sizes)
-        self._board = self._view(places["board"], (len(ranks) + 1) * 8, np.dtype(np.int64))
-        self._table = self._view(places["table"], len(ranks) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
-            len(ranks), -1
+        places = _places(len(ids), sizes)
+        self._board = self._view(places["board"], (len(ids) + 1) * 8, np.dtype(np.int64))
+        self._table = self._view(places["table"], len(ids) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
+            len(ids), -1
         )
+        pages = [self._view(places[f"journal{k}"], _JOURNAL_BYTES, np.dtype(np.uint8)) for k in (0, 1)]
+        self._heads = [page[:_LINE_BYTES].view(np.int64) for page in pages]
+        self._journal = [page[_LINE_BYTES:] for page in pages]
         self.versions: list[dict[str, Array]] = [
             {
                 name: self._view(places[f"{name}{k}"], size, sizes.dtype)
@@ -88,13 +103,57 @@ class NodeMemory:
             }
             for k in (0, 1)
         ]
-        self._slots = self._view(places["slots"], len(ranks) * sizes.slots * _padded(sizes), sizes.dtype).reshape(
-            len(ranks), sizes.slots, -1
+        self._slots_at, self._slots_bytes = places["slots"], sizes.slots * _padded(sizes) * sizes.dtype.itemsize
+        self._slots = self._view(places["slots"], len(ids) * sizes.slots * _padded(sizes), sizes.dtype).reshape(
+            len(ids), sizes.slots, -1
         )[:, :, : sizes.contribution]
 
-    def members(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The indices among this node's ranks of those world ranks that are of this node, in their order."""
-        return tuple(self.ranks.index(rank) for rank in ranks if rank in self.ranks)
+    def members(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The places of those of these ranks that are of this node, in their order."""
+        return tuple(self.ids.index(one) for one in ids if one in self.ids)
+
+    def places_with(self, one: int) -> tuple[int | None, ...]:
+        """Who has which place when this rank has taken the first that is free."""
+        free = self.ids.index(None)
+        return (*self.ids[:free], one, *self.ids[free + 1 :])
+
+    def admit(self, one: int) -> None:
+        """A rank has joined. All ranks of the node know it in the same order."""
+        self.ids[:] = self.places_with(one)
+
+    def dismiss(self, one: int) -> None:
+        """A rank has left, or was lost and cannot write any more: its place and its memory are free."""
+        if one in self.ids:
+            number = self.ids.index(one)
+            self.ids[number] = None
+            start, length = self._slots_at + number * self._slots_bytes, self._slots_bytes
+            if hasattr(mmap, "MADV_REMOVE") and length:
+                self._map.madvise(mmap.MADV_REMOVE, start, length)
+
+    def keep_open(self, file: BinaryIO) -> None:
+        """Let joiners open it through this process."""
+        self._file = os.fdopen(os.dup(file.fileno()), "r+b")
+        self.place = _place(self._file)
+
+    def new_generation(self, generation: int) -> None:
+        """Count barriers afresh: all ranks here do so between the same two."""
+        self._base = generation * _GENERATION
+
+    def note(self, mark: int, scalars: bytes) -> None:
+        """Keep the scalars of a state under a mark that grows. One rank of the node at a time does."""
+        older = 1 - self._newest()
+        self._journal[older][: len(scalars)] = np.frombuffer(scalars, np.uint8)
+        self._heads[older][1] = len(scalars)
+        self._heads[older][0] = mark + 1
+
+    def noted(self) -> tuple[int, bytes]:
+        """The last mark with its scalars; -1 if nothing was noted."""
+        newest = self._newest()
+        mark, length = self._heads[newest][:2].tolist()
+        return mark - 1, self._journal[newest][:length].tobytes()
+
+    def _newest(self) -> int:
+        return int(self._heads[1][0] > self._heads[0][0])
 
     def slot(self, number: int) -> Array:
         """This rank's work array `number`, (contribution,)."""
@@ -120,16 +179,17 @@ class NodeMemory:
         return small and self._waiter.crowded and self.can_claim
 
     def barrier(self, members: tuple[int, ...], sequence: int) -> None:
-        """Wait until all members (indices among `ranks`) are at `sequence`, which grows from barrier to barrier.
+        """Wait until all members (places) are at `sequence`, which grows from barrier to barrier.
 
         Raises DeadlineError naming the world ranks that are missing."""
+        sequence += self._base
         line = self._barrier(members)
         line.arrive(sequence)
         self._until(lambda *patience: line.wait(sequence, *patience), members, (sequence,))
 
     def meeting(self, members: tuple[int, ...], moves: Sequence[kernels.Move], alone: bool) -> kernels.Meeting:
         """The meeting of the members at which each does its moves or (`alone`) one of them does all."""
-        hub = len(self.ranks) if alone else kernels.NO_HUB
+        hub = len(self.ids) if alone else kernels.NO_HUB
         return kernels.meeting(np, self._barrier(members), moves, hub)
 
     def meet(
@@ -137,7 +197,7 @@ class NodeMemory:
     ) -> None:
         """Two barriers, at `sequence` and the next number, with the moves of the meeting in between; numbers: mu
         and the rate. Raises as `barrier` does."""
-        run, (mu, rate) = meeting.run, numbers
+        run, (mu, rate), sequence = meeting.run, numbers, self._base + sequence
         if run(sequence, mu, rate, *self.patience) >= 0:
             self._until(lambda *patience: run(sequence, mu, rate, *patience), members, (sequence, sequence + 1))
 
@@ -156,8 +216,9 @@ class NodeMemory:
         """Wait on until the deadline; `wait` comes back with a member that is missing at one of the sequences."""
         end_s = time.monotonic() + self._waiter.timeout_s
         while (one := wait(*self.patience)) >= 0:
+            self._waiter.watch()
             if time.monotonic() > end_s:
-                late = [self.ranks[m] for m in self._late(one, members, sequences)]
+                late = [self.ids[m] for m in self._late(one, members, sequences)]
                 raise DeadlineError(
                     f"waited {self._waiter.timeout_s:.0f} s for world rank {', '.join(map(str, late))}, which did "
                     "not come to a reduction; look at what it is doing, or raise run.timeout_s if it was only slow"
@@ -176,39 +237,52 @@ class NodeMemory:
         return self._bytes[start : start + size * dtype.itemsize].view(dtype)
 
 
-def share(world: World, sizes: Sizes) -> NodeMemory | str:
+def share(world: World, sizes: Sizes, ranks: int = 0) -> NodeMemory | str:
     """The node's memory, or why there is none (then every rank keeps its own). Collective over the world: there is
-    one on every node or on none."""
-    if world.size == 1:
+    one on every node or on none. ranks: how many there may be on a node some day, if more than now."""
+    local = Subset(world.transport, world.node_ranks)
+    ids: list[int | None] = [world.ids[rank] for rank in world.node_ranks]
+    ids += [None] * (ranks - len(ids))
+    if world.size == 1 == len(ids):
         return "there is one rank"
     if not kernels.orders_memory():
         return "the kernels are not compiled, and this CPU needs them to order memory between ranks"
-    local = Subset(world.transport, world.node_ranks)
-    n_bytes = _places(local.size, sizes)["end"]
-    made, problem, place = None, "", ""
-    with contextlib.ExitStack() as files:  # open until all ranks of the node have mapped the file, or never will
+    memory, problem, place = None, "", ""
+    with contextlib.ExitStack() as files:  # open until all ranks of the node have opened the file, or never will
         if local.rank == 0:
             try:
                 file = files.enter_context(os.fdopen(os.memfd_create("shoal"), "r+b"))
-                file.truncate(n_bytes)
-                place = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+                file.truncate(_places(len(ids), sizes)["end"])
+                place = _place(file)
             except (OSError, AttributeError) as error:
                 problem = f"no memory file could be made ({error})"
         place = broadcast_bytes(local, place.encode()).decode()
         if place:
             try:
-                file = files.enter_context(Path(place).open("r+b"))
-                made = mmap.mmap(file.fileno(), n_bytes)
+                memory = attach(place, ids, world.ids[world.rank], sizes, world.waiter)
             except (OSError, ValueError) as error:
                 problem = f"the node's memory file could not be mapped ({error})"
-        answers = gather(world.transport, np.array([made is None, not kernels.can_claim()], np.uint8))
+        answers = gather(world.transport, np.array([memory is None, not kernels.can_claim()], np.uint8))
         lists = [", ".join(map(str, np.flatnonzero(column))) for column in answers.T]
         without, twins = broadcast_bytes(world.transport, ";".join(lists).encode()).decode().split(";")
-    if without or made is None:
+    if without or memory is None:
         return problem or f"world rank {without} could not map the memory of its node"
-    memory = NodeMemory(made, world.node_ranks, local.rank, sizes, world.waiter)
+    memory.new_generation(world.generation)
     memory.can_claim = not twins
     return memory
+
+
+def attach(place: str, ids: Sequence[int | None], me: int, sizes: Sizes, waiter: Waiter) -> NodeMemory:
+    """The memory that lies at `place`, for the rank whose id is `me`. Raises OSError or ValueError."""
+    with Path(place).open("r+b") as file:
+        memory = NodeMemory(mmap.mmap(file.fileno(), 0), ids, ids.index(me), sizes, waiter)
+        if None in ids:  # somebody may come and open it here
+            memory.keep_open(file)
+        return memory
+
+
+def _place(file: BinaryIO) -> str:
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _padded(sizes: Sizes) -> int:
@@ -221,6 +295,7 @@ def _places(ranks: int, sizes: Sizes) -> dict[str, int]:
     item = sizes.dtype.itemsize
     lengths = [("board", (ranks + 1) * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
     for k in (0, 1):
+        lengths.append((f"journal{k}", _JOURNAL_BYTES))
         lengths.append((f"anchor{k}", sizes.anchor * item))
         lengths.append((f"velocity{k}", sizes.velocity * item))
         lengths.append((f"momentum{k}", sizes.velocity * item))

@@ -143,7 +143,7 @@ class _Meeting:
     """The group's ranks of this node in their memory; `span` is this rank's slice of the state."""
 
     def __init__(self, memory: NodeMemory, group: Group, size: int) -> None:
-        self._memory, self.here = memory, memory.members(group.ranks)
+        self._memory, self.here = memory, memory.members(group.ids)
         self.span = slices(size, len(self.here))[self.here.index(memory.me)]
 
     def barrier(self, round: int, number: int) -> None:

@@ -6,13 +6,15 @@ on MPI, and on threads in a unit test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from shoal.backend import Array, Backend
 from shoal.comm.wait import Waiter
+from shoal.errors import RankLost
 
 Message = tuple[int, Array]
 """(peer, contiguous array): the peer's rank in the transport, and what to send it or where to receive."""
@@ -50,26 +52,37 @@ class MpiTransport:
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         self._backend.synchronize()
-        incoming = [(peer, self.comm.Irecv(piece, peer, _TAG)) for peer, array in receives for piece in _pieces(array)]
-        outgoing = [(peer, self.comm.Isend(piece, peer, _TAG)) for peer, array in sends for piece in _pieces(array)]
-        self.wait(incoming + outgoing)
+        requests: list[tuple[int, Any]] = []
+        with lost_ranks(self.comm, self.keep, requests):
+            requests += [(peer, self.comm.Irecv(p, peer, _TAG)) for peer, array in receives for p in _pieces(array)]
+            requests += [(peer, self.comm.Isend(p, peer, _TAG)) for peer, array in sends for p in _pieces(array)]
+            self._wait(requests)
 
-    def sum(self, array: Array) -> None:
-        """In place, the MPI library's own allreduce: fast to have, but in no fixed order. Collective."""
+    def sum_over(self, comm: Any, array: Array) -> None:
+        """In place, the MPI library's own allreduce over `comm`, of ranks of this transport. Collective over it."""
         from mpi4py import MPI
 
         self._backend.synchronize()
-        request = self.comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)
+        request = comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)
         others = ", ".join(str(name) for peer, name in enumerate(self.names) if peer != self.rank)
-        self._waiter.until(request.Test, lambda: f"one or more of world rank {others}")
+        with lost_ranks(self.comm, self.keep, (request, array)):
+            self._waiter.until(request.Test, lambda: f"one or more of world rank {others}")
 
     def wait(self, requests: Sequence[tuple[int, Any]]) -> None:
         """Wait for (peer, request) pairs to complete."""
+        with lost_ranks(self.comm, self.keep, requests):
+            self._wait(requests)
+
+    def keep(self, unfinished: Any) -> None:
+        """MPI may still write to the arrays of what did not complete: keep them alive."""
+        self._abandoned.append(unfinished)
+
+    def _wait(self, requests: Sequence[tuple[int, Any]]) -> None:
         pending = [request for _, request in requests]
         test = type(pending[0]).Testall if pending else (lambda _: True)
 
         def missing() -> str:
-            self._abandoned.extend(pending)  # MPI may still write to their arrays: keep these alive
+            self.keep(requests)
             late = {self.names[peer] for peer, request in requests if not request.Test()}
             return f"world rank {', '.join(map(str, sorted(late)))}"
 
@@ -78,6 +91,30 @@ class MpiTransport:
     def close(self) -> None:
         """Free the communicator. Collective."""
         self.comm.Free()
+
+
+@contextlib.contextmanager
+def lost_ranks(comm: Any, keep: Callable[[Any], object], unfinished: Any) -> Iterator[None]:
+    """What MPI says of dead ranks, as RankLost; `keep` takes what may then never complete."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except RankLost:
+        keep(unfinished)
+        raise
+    except MPI.Exception as error:
+        kind = error.Get_error_class()
+        told = kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        if not told and not (kind == MPI.ERR_IN_STATUS and knows_of_a_loss(comm)):
+            raise
+        keep(unfinished)
+        raise RankLost("a rank was lost, MPI says") from error
+
+
+def knows_of_a_loss(comm: Any) -> bool:
+    """Whether MPI has seen a rank die, or another rank has told that it goes on without one. Not for every MPI."""
+    return bool(comm.Is_revoked()) or comm.Get_failed().Get_size() > 0
 
 
 class Subset:
@@ -94,6 +131,33 @@ class Subset:
             [(self._members[peer], array) for peer, array in sends],
             [(self._members[peer], array) for peer, array in receives],
         )
+
+
+class Members(Subset):
+    """The ranks of a group as a transport over the world's communicator: making one costs nothing."""
+
+    def __init__(self, parent: MpiTransport, members: Sequence[int]) -> None:
+        super().__init__(parent, members)
+        self._world = parent
+        self._comm: Any = None
+
+    def sum(self, array: Array) -> None:
+        """In place, the MPI library's own allreduce: fast to have, but in no fixed order. Collective.
+
+        The communicator that it needs is made at the first call."""
+        if self._comm is None:
+            others = [peer for peer in range(self.size) if peer != self.rank]
+            here = np.zeros((2, self.size), np.uint8)  # whoever is late is named: what follows has no deadline
+            self.exchange([(peer, here[0, :1]) for peer in others], [(peer, here[1, peer:][:1]) for peer in others])
+            everybody = self._world.comm.Get_group()
+            self._comm = self._world.comm.Create_group(everybody.Incl(list(self._members)))
+        self._world.sum_over(self._comm, array)
+
+    def close(self) -> None:
+        """Free the communicator, if there is one. Collective."""
+        if self._comm is not None:
+            self._comm.Free()
+            self._comm = None
 
 
 def _pieces(array: Array) -> Iterator[Array]:

@@ -8,7 +8,7 @@ the master takes the medians over all ranks and tells them. After a resize the c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -59,10 +59,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Chooses; the same on all ranks. node_of: something that names the node of each world rank; links: as measured,
-    None for the usual ones; report(event, **fields): where choices are logged."""
+    """Chooses; the same on all ranks. links: as measured, None for the usual ones; report(event, **fields): where
+    choices are logged, on the master."""
 
-    node_of: Sequence[int]
     reproducible: bool = True
     algorithm: str = "auto"
     wire: str = "float32"
@@ -111,10 +110,10 @@ class Tuner:
 
 def make_tuner(world: World, run: Run, shared: bool, report: Callable[..., None]) -> Tuner:
     """The tuner of a run; links are measured if the algorithm is to be chosen. shared: there is shared memory on
-    nodes. report(event, **fields) is called on the master. Collective over the world."""
+    nodes. report(event, **fields) records nothing but on the master. Collective over the world."""
     one_way = world.size == 1 or (shared and world.nodes == 1)
     links = measure(world) if run.algorithm == "auto" and not one_way else None
-    return Tuner(world.node_of, run.reproducible, run.algorithm, run.wire, links, report if world.is_master else None)
+    return Tuner(run.reproducible, run.algorithm, run.wire, links, report)
 
 
 def measure(world: World) -> Links:

@@ -14,7 +14,7 @@ import numpy as np
 from shoal import kernels
 from shoal.backend import Array
 from shoal.comm.setting import Fold, Setting, length, on_line, slices
-from shoal.comm.transport import MpiTransport
+from shoal.comm.transport import Members
 from shoal.comm.tree import cover, joins
 
 _ALL = slice(None)
@@ -202,7 +202,7 @@ class Native:
     def __call__(self, parts: Sequence[Array], out: Array, scale: float) -> None:
         """As `Allreduce`. Collective."""
         transport = self._setting.transport
-        assert isinstance(transport, MpiTransport)
+        assert isinstance(transport, Members)
         factor = self._wire.begin(parts, out, scale)
         if transport.size > 1:
             transport.sum(out)

@@ -14,13 +14,18 @@ _YIELD_S = 200e-6
 _LONGEST_SLEEP_S = 500e-6
 
 
+def _look_away() -> None:
+    return None
+
+
 @dataclass
 class Waiter:
-    """How long to wait (a run sets its own `timeout_s`), and whether the node has more ranks than cores
-    (`crowded`: then a waiting rank never spins)."""
+    """How long to wait (a run sets its own `timeout_s`), whether the node has more ranks than cores (`crowded`: then
+    a waiting rank never spins), and who is called in a long wait to `watch` for lost ranks, and raises RankLost."""
 
     timeout_s: float
     crowded: bool
+    watch: Callable[[], None] = _look_away
 
     def until(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Return when `done()`; `done` also drives the progress of what it tests.
@@ -42,4 +47,5 @@ class Waiter:
             if waited_s < _YIELD_S:
                 os.sched_yield()
             else:
+                self.watch()
                 time.sleep(min(_LONGEST_SLEEP_S, waited_s / 20))

@@ -1,12 +1,16 @@
-"""All processes of the job (or of one run of a sweep): who they are, where they sit, and how reserves sleep.
+"""All living processes of the job (or of one run of a sweep): who they are, where they sit, how reserves sleep.
 
-Node identity comes from MPI's shared-memory split, never from host names.
+Node identity comes from MPI's shared-memory split, never from host names. Ranks are renumbered when one is lost
+(`recover`) or comes; what a rank is called, its id, stays.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,68 +19,189 @@ from shoal.backend import Backend
 from shoal.comm.bell import Bell
 from shoal.comm.collectives import FRAME_BYTES, broadcast, gather
 from shoal.comm.group import Group
-from shoal.comm.transport import MpiTransport, Transport
+from shoal.comm.transport import Members, MpiTransport, Transport, knows_of_a_loss, lost_ranks
 from shoal.comm.wait import Waiter
-from shoal.errors import InputError
+from shoal.comm.watch import Watch
+from shoal.errors import InputError, RankLost
 
 _ORDER, _STOP = 1, 2
+_SHRINK_LIMIT_S, _SHRINK_LOOK_S = 8.0, 0.05
+_FENCE_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank sits. node: the id of some rank of the same node; bell: the name of its bell."""
+
+    id: int
+    node: int
+    pid: int
+    cores: frozenset[int]
+    bell: str
 
 
 class World:
     """The ranks of an mpi4py communicator, duplicated. Creating and closing it is collective.
 
-    nodes: for tests, a number for each rank that stands for its node, instead of where it really sits."""
+    seats: where they sit, if that is known; then the communicator is used as it is, and nothing is collective.
+    nodes: for tests, a number for each rank that stands for its node, instead of where it really sits.
+    recovers: whether the MPI goes on without ranks that were lost (ULFM)."""
 
     def __init__(
-        self, comm: Any, backend: Backend, timeout_s: float = 300.0, nodes: Sequence[int] | None = None
+        self,
+        comm: Any,
+        backend: Backend,
+        timeout_s: float = 300.0,
+        nodes: Sequence[int] | None = None,
+        recovers: bool = False,
+        seats: Sequence[Seat] = (),
     ) -> None:
         from mpi4py import MPI
 
         self.library = " ".join(MPI.Get_library_version().split("\0")[0].split(",")[0].split())[:80]
+        self.backend, self.recovers = backend, recovers
+        self.lost = False
+        """whether ranks were lost"""
+        self.generation = 0
+        """how often the world has changed"""
+        self.waiter = Waiter(timeout_s, crowded=True)
+        self._own: Any = None
+        self._parent = comm
+        if not seats:
+            self._own, seats = self._found(comm, timeout_s, nodes)
+        self.seats = tuple(seats)
+        self._next_id = 1 + max(seat.id for seat in seats)
+        mine = self.seats[comm.Get_rank()]
+        self._bell = Bell(mine.bell)
+        here_too = {seat.id: seat.pid for seat in self.seats if seat.node == mine.node and seat.id != mine.id}
+        self._watch = Watch(here_too, lambda: knows_of_a_loss(self.comm))
+        self._adopt(self._own or comm)
+        if self._own is not None:
+            self._own.Barrier()
+        if self.recovers:
+            self.waiter.watch = self._watch.look
+
+    def _found(self, comm: Any, timeout_s: float, nodes: Sequence[int] | None) -> tuple[Any, Sequence[Seat]]:
+        """A communicator like this one, and who sits where."""
+        from mpi4py import MPI
+
         first = Waiter(timeout_s, crowded=True)
-        _meet(MpiTransport(comm, range(comm.Get_size()), first, backend))  # what follows has no deadline
-        self.comm = comm.Dup()
-        self.rank: int = self.comm.Get_rank()
-        self.size: int = self.comm.Get_size()
-        self.backend = backend
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED) if nodes is None else self.comm.Split(nodes[self.rank])
-        ranks_here = node.allgather(self.rank)
-        cores = node.allgather(_cores())  # each rank may be bound to its own
+        _meet(MpiTransport(comm, range(comm.Get_size()), first, self.backend))  # what follows has no deadline
+        comm = comm.Dup()
+        rank: int = comm.Get_rank()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED) if nodes is None else comm.Split(nodes[rank])
+        here = min(node.allgather(rank))
         node.Free()
-        self.node_ranks = tuple(sorted(ranks_here))
-        """world ranks of this node"""
-        self.ranks_on_node = len(ranks_here)
-        self.cores_on_node = len(set[int]().union(*cores))
-        self.waiter = Waiter(timeout_s, crowded=self.ranks_on_node > self.cores_on_node)
-        self.node_of = node_of = tuple(self.comm.allgather(min(ranks_here)))
+        job = comm.bcast(f"shoal-{os.getpid()}-{os.urandom(6).hex()}")
+        return comm, comm.allgather(Seat(rank, here, os.getpid(), usable_cores(), f"{job}-{rank}"))
+
+    def _adopt(self, comm: Any) -> None:
+        """Be the world of this communicator, whose ranks sit on self.seats."""
+        from mpi4py import MPI
+
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.ids = tuple(seat.id for seat in self.seats)
+        """what each world rank is called"""
+        node_of = [seat.node for seat in self.seats]
+        self.node_of = tuple(node_of.index(node) for node in node_of)
         """of each world rank, the lowest rank of its node"""
-        self.nodes = len(set(node_of))
-        self.order = sorted(range(self.size), key=lambda rank: (node_of[rank], rank))
+        self.nodes = len(set(self.node_of))
+        here = self.node_of[self.rank]
+        self.node_ranks = tuple(rank for rank in range(self.size) if self.node_of[rank] == here)
+        """world ranks of this node"""
+        self.ranks_on_node = len(self.node_ranks)
+        self.cores_on_node = len(set[int]().union(*(self.seats[rank].cores for rank in self.node_ranks)))
+        self.waiter.crowded = self.ranks_on_node > self.cores_on_node
+        self.order = sorted(range(self.size), key=lambda rank: (self.node_of[rank], rank))
         """world ranks by (node, local rank): the order in which learners are dealt"""
-        self.transport = MpiTransport(self.comm, range(self.size), self.waiter, backend)
-        job = self.comm.bcast(f"shoal-{os.getpid()}-{os.urandom(6).hex()}")
-        self._names = [f"{job}-{rank}" for rank in range(self.size)]
-        self._bell = Bell(self._names[self.rank])
-        self.comm.Barrier()
+        self.transport = MpiTransport(comm, self.ids, self.waiter, self.backend)
 
     @property
     def is_master(self) -> bool:
         """Whether this is the lowest living world rank."""
         return self.rank == 0
 
-    def split(self, ranks: Sequence[int]) -> Group | None:
-        """The group of these world ranks, in this order (MPI_Comm_split); None on the others. Collective.
-
-        Everybody is awaited with a deadline first, since MPI_Comm_split itself has none.
-        """
-        from mpi4py import MPI
-
-        self.meet()
-        member = self.rank in ranks
-        comm = self.comm.Split(0 if member else MPI.UNDEFINED, ranks.index(self.rank) if member else 0)
-        if not member:
+    def group(self, ranks: Sequence[int]) -> Group | None:
+        """The group of these world ranks, in this order; None on the others. Not collective."""
+        if self.rank not in ranks:
             return None
-        return Group(tuple(ranks), MpiTransport(comm, ranks, self.waiter, self.backend))
+        ids, nodes = tuple(self.ids[rank] for rank in ranks), tuple(self.node_of[rank] for rank in ranks)
+        return Group(tuple(ranks), ids, nodes, Members(self.transport, ranks))
+
+    def watch_every(self, heartbeat_s: float) -> None:
+        """Ranks of this node that stand still for three heartbeats are killed by those that wait."""
+        self._watch.heartbeat_s = heartbeat_s
+
+    def recover(self) -> list[int]:
+        """After RankLost: go on as the world of those that live; the ids of those that do not. Collective over them.
+
+        Whoever is excluded on this node has ended when this returns. Raises a final RankLost if MPI cannot."""
+        if not self.recovers:
+            raise RankLost(
+                "the MPI cannot go on without it (that takes Open MPI 5 and `shoal launch --ulfm`)", final=True
+            )
+        old, seats = self.comm, self.seats
+        old.Revoke()
+        new = self._shrink(old)
+        before = new.Get_group().Translate_ranks(None, old.Get_group())
+        self.seats = tuple(seats[rank] for rank in before)
+        gone = [seat.id for rank, seat in enumerate(seats) if rank not in set(before)]
+        if alive := self._watch.fence(gone, _FENCE_LIMIT_S):
+            names = ", ".join(map(str, alive))
+            raise RankLost(f"world rank {names} was killed but has not ended, so it may still write", final=True)
+        self.generation += 1
+        self.lost = True
+        self._adopt(new)
+        return gone
+
+    def seat_for(self, pid: int, cores: frozenset[int]) -> Seat:
+        """That of a rank that joins, on the node of this one."""
+        node, number = self.seats[self.rank].node, self._next_id
+        return Seat(number, node, pid, cores, f"{self.seats[self.rank].bell}-{pid}")
+
+    def admit(self, comm: Any, seat: Seat) -> None:
+        """Be the world of this communicator, to which a rank has come. All of the world do it between two messages."""
+        self.seats = (*self.seats, seat)
+        self._next_id = seat.id + 1
+        self.generation += 1
+        if seat.node == self.seats[self.rank].node:
+            self._watch.add(seat.id, seat.pid)
+        self._adopt(comm)
+
+    def dismiss_last(self, comm: Any) -> int:
+        """Be the world of this communicator, without its last rank; its id."""
+        gone, self.seats = self.seats[-1], self.seats[:-1]
+        self.generation += 1
+        self._watch.forget(gone.id)
+        self._adopt(comm)
+        return gone.id
+
+    def move_to(self, comm: Any) -> None:
+        """Use another communicator of the same ranks."""
+        self._adopt(comm)
+
+    def move_home(self) -> None:
+        """Use the communicator of the start again, whose ranks are all here and alone."""
+        self._adopt(self._own)
+
+    def _shrink(self, comm: Any) -> Any:
+        """MPI_Comm_shrink, which blocks, and fails at times where a non-blocking one is asked for: on a thread, so
+        that others that stop meanwhile are seen and it has a deadline."""
+        made: list[Any] = []
+        thread = threading.Thread(target=lambda: made.append(comm.Shrink()), daemon=True, name="shrink")
+        thread.start()
+        end_s = time.monotonic() + _SHRINK_LIMIT_S
+        while thread.is_alive():
+            thread.join(_SHRINK_LOOK_S)
+            self._watch.fence_the_still()
+            if time.monotonic() > end_s:
+                raise RankLost(f"MPI did not go on without it within {_SHRINK_LIMIT_S:g} s", final=True)
+        if not made:
+            raise RankLost("MPI could not go on without it", final=True)
+        return made[0]
 
     def meet(self) -> None:
         """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""
@@ -87,8 +212,9 @@ class World:
         frame = np.zeros(FRAME_BYTES, np.uint8)
         frame[:8].view(np.int64)[0] = len(order)
         frame[8 : 8 + len(order)] = np.frombuffer(order, np.uint8)
-        request = self.comm.Isend(frame, rank, _ORDER)
-        self._bell.ring(self._names[rank])
+        with lost_ranks(self.comm, id, []):
+            request = self.comm.Isend(frame, rank, _ORDER)
+        self._bell.ring(self.seats[rank].bell)
         self.transport.wait([(rank, request)])
 
     def sleep_until_order(self, stop_requested: Any) -> bytes:
@@ -98,21 +224,24 @@ class World:
         A reserve may sleep for hours, so it has no deadline: its job's launcher and master end it (lifeline).
         """
         frame = np.zeros(FRAME_BYTES, np.uint8)
-        request = self.comm.Irecv(frame, 0, _ORDER)
         told = False
-        while not request.Test():
-            if not told and stop_requested():
-                self.comm.Isend(np.zeros(1, np.uint8), 0, _STOP).Wait()
-                told = True
-            self._bell.sleep()
+        with lost_ranks(self.comm, self.transport.keep, frame):
+            request = self.comm.Irecv(frame, 0, _ORDER)
+            while not request.Test():
+                if not told and stop_requested():
+                    self.comm.Isend(np.zeros(1, np.uint8), 0, _STOP).Wait()
+                    told = True
+                self._bell.sleep()
+                self.waiter.watch()
         return frame[8 : 8 + int(frame[:8].view(np.int64)[0])].tobytes()
 
     def stop_from_reserve(self) -> bool:
         """Master: whether a reserve passed on a stop request since the last call."""
         seen = False
-        while self.comm.Iprobe(tag=_STOP):
-            self.comm.Recv(np.zeros(1, np.uint8), tag=_STOP)
-            seen = True
+        with lost_ranks(self.comm, id, []):
+            while self.comm.Iprobe(tag=_STOP):
+                self.comm.Recv(np.zeros(1, np.uint8), tag=_STOP)
+                seen = True
         return seen
 
     def agree(self, problem: str | None) -> None:
@@ -137,16 +266,30 @@ class World:
                 agreed=True,
             )
 
-    def close(self) -> None:
-        """Meet, then free what this world holds. Collective."""
-        self.meet()
+    def close(self) -> Any:
+        """Meet, then free what this world holds; the communicator of its ranks that the next can be made of.
+        Collective."""
+        self.waiter.watch = lambda: None  # whoever has met may end at once
+        while True:
+            try:
+                self.meet()
+                break
+            except RankLost as lost:
+                if lost.final:
+                    raise
+                self.recover()
+        self._watch.close()
         self._bell.close()
-        self.comm.Free()
+        if self.lost:
+            return self.comm
+        if self._own is not None:
+            self._own.Free()
+        return self._parent
 
 
-def _cores() -> set[int]:
+def usable_cores() -> frozenset[int]:
     """The cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def _meet(transport: Transport) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from shoal.config import Config
+from shoal.config import Config, Train
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.sgd.rates import Switch, learning_rate
@@ -32,6 +32,11 @@ class StagePlan:
     def round_samples(self) -> int:
         """P*K*B, the samples of one round."""
         return self.learners * self.steps * self.batch
+
+    def for_learners(self, learners: int, train: Train) -> StagePlan:
+        """The same with another number of learners. Raises InputError where `batch_refusal` says why."""
+        whole = self.batch * self.learners if train.batch_mode == "global" else self.batch
+        return replace(self, learners=learners, batch=_batch(whole, train.batch_mode, learners))
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,15 @@ def effective_step(config: Config, stage: StagePlan, rate: float) -> float:
     if steps > 1 and config.train.local_momentum_at_reduction == "reset":
         gain *= sum(1 - beta**k for k in range(1, steps + 1)) / steps
     return rate * gain / (1 - stage.momentum)
+
+
+def batch_refusal(train: Train, learners: int) -> str:
+    """Why so many learners cannot share a batch, or an empty text."""
+    try:
+        _batch(train.batch, train.batch_mode, learners)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _batch(batch: int, mode: str, learners: int) -> int:

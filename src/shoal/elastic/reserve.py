@@ -1,7 +1,8 @@
 """The reserve provider: a world started at full size, whose ranks sleep while no learner needs them.
 
-A resize is one MPI_Comm_split of the world between two rounds; joiners receive the state. Decisions go to
-the group by broadcast, and to sleeping ranks only when they concern them.
+A resize changes a list of ranks between two rounds; joiners receive the state. Decisions go to the group by
+broadcast, and to sleeping ranks only when they concern them. At the start, and after the world has changed, nobody
+sleeps: the next decision is broadcast to all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from shoal.backend import Array
 from shoal.comm.collectives import broadcast, broadcast_bytes, gather
 from shoal.comm.group import Group
-from shoal.comm.transport import Subset
+from shoal.comm.transport import Subset, Transport
 from shoal.comm.world import World
 from shoal.elastic.master import Decision
 from shoal.state import TrainState
@@ -22,11 +23,14 @@ Decide = Callable[[np.ndarray | None], Decision]
 
 
 class ReserveProvider:
-    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state."""
+    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state; listen:
+    nobody ever sleeps, since all have a part in bringing in ranks."""
 
-    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool], listen: bool = False) -> None:
         self._world, self._shared = world, shared
         self._stop_requested = stop_requested
+        self._always = listen
+        self._all_listen = True
 
     def next_decision(self, group: Group | None, row: np.ndarray | None, decide: Decide) -> Decision:
         """The master's next decision, on every rank that it concerns.
@@ -36,54 +40,65 @@ class ReserveProvider:
         Collective over the group.
         """
         world = self._world
-        if group is None and not world.is_master:
+        listeners: Transport | None = group.transport if group is not None else None
+        if self._all_listen:
+            listeners = world.transport
+        if listeners is None:
             return Decision.decode(world.sleep_until_order(self._stop_requested))
         rows = gather(group.transport, row) if group is not None and row is not None else None
-        order = decide(rows).encode() if world.is_master else b""
-        if group is not None:
-            order = broadcast_bytes(group.transport, order)
+        decision = decide(rows) if world.is_master else None
+        order = broadcast_bytes(listeners, decision.encode() if decision is not None else b"")
+        if decision is not None and not self._all_listen:
+            self._wake(group, decision, order)
         decision = Decision.decode(order)
-        resize = decision.ranks != decision.ranks_before
-        if world.is_master and (decision.action in ("evaluate", "end") or resize):
-            for rank in world.order:
-                if rank != world.rank and (group is None or rank not in group.ranks):
-                    world.order_reserve(rank, order)
+        self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
+
+    def all_listen(self) -> None:
+        """The world has changed: the next decision is for everybody."""
+        self._all_listen = True
 
     def resize(self, group: Group | None, decision: Decision, state: TrainState) -> Group | None:
         """The group for a `train` decision: the same one, or a new one whose joiners have the state.
 
-        Returns None on ranks that are not in it. Collective over the world if the number of ranks changes.
+        Returns None on ranks that are not in it. Collective over the two groups.
         """
         world = self._world
-        if group is not None and group.size == decision.ranks:
+        ranks = world.order[: decision.ranks]
+        if group is not None and group.ranks == tuple(ranks):
             return group
         if group is not None:
             group.close()
-        ranks = world.order[: decision.ranks]
-        new = world.split(ranks)
-        knowing = max(decision.ranks_before, 1)
-        joiners = ranks[knowing:]
+        joiners = ranks[decision.knowing :]
         if joiners and (world.is_master or world.rank in joiners):
-            state.hand_over(Subset(world.transport, [ranks[0], *joiners]), self._holders(ranks[:knowing], joiners))
-        return new
+            knowing = world.order[: decision.knowing]
+            state.hand_over(Subset(world.transport, [ranks[0], *joiners]), self.holders(0, knowing, joiners))
+        return world.group(ranks)
 
     def spread(self, anchor: Array, decision: Decision) -> None:
         """The anchor from the group to all ranks of the world. Collective over the world."""
-        order, known = self._world.order, max(1, decision.ranks)
-        holders = self._holders(order[:known], order[known:])
+        order, known = self._world.order, decision.knowing
+        holders = self.holders(0, order[:known], order[known:])
         if holders is not None:
             broadcast(holders, anchor)
         self._world.meet()
 
-    def _holders(self, knowing: Sequence[int], others: Sequence[int]) -> Subset | None:
-        """The master, and those of the others that must be sent the arrays, if this rank is one of them: all, or
-        where ranks share memory the first of each node on which nobody knows them."""
+    def holders(self, source: int, knowing: Sequence[int], others: Sequence[int]) -> Subset | None:
+        """The rank `source`, and those of the others that must be sent the arrays, if this rank is one of them: all,
+        or where ranks share memory the first of each node on which nobody knows them."""
         receivers = list(others)
         if self._shared:
             node_of = self._world.node_of
             have = {node_of[rank] for rank in knowing}
             first = {node_of[rank]: rank for rank in reversed(others) if node_of[rank] not in have}
             receivers = [rank for rank in others if rank in first.values()]
-        holders = [0, *receivers]
+        holders = [source, *receivers]
         return Subset(self._world.transport, holders) if receivers and self._world.rank in holders else None
+
+    def _wake(self, group: Group | None, decision: Decision, order: bytes) -> None:
+        """Master: the decision to those that sleep, if it concerns them."""
+        working = () if group is None else group.ranks
+        if decision.action in ("evaluate", "end") or decision.ranks != len(working):
+            for rank in self._world.order:
+                if rank != self._world.rank and rank not in working:
+                    self._world.order_reserve(rank, order)

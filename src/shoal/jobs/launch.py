@@ -13,13 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from shoal.comm.library import INTEL_MPI, MPICH, OPEN_MPI, Library, loaded
-from shoal.comm.lifeline import death_with_parent
+from shoal.comm.lifeline import STATUS_FILE, death_with_parent
 from shoal.errors import InputError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -49,12 +50,20 @@ def launch(
     if n < 1:
         raise InputError(f"{n} ranks cannot be started: give at least 1 (-n).")
     library = loaded()
-    arguments = [str(find_mpiexec(library)), *_ulfm_options(library, ulfm), *extra, "-n", str(n), *command]
+    arguments = [*launcher(library, ulfm, extra), "-n", str(n), *command]
     job = _Job(stop_file)
-    with _handling(job):
-        process = job.start(arguments, environment(library, os.environ))
+    with _handling(job), tempfile.NamedTemporaryFile("r", prefix="shoal-status-") as told:
+        process = job.start(arguments, {**environment(library, os.environ), STATUS_FILE: told.name})
         status = process.wait()
+        said = told.read()
+    if said:
+        return int(said)
     return status if status >= 0 else 128 - status
+
+
+def launcher(library: Library, ulfm: bool, extra: Sequence[str]) -> list[str]:
+    """mpiexec with its options, up to the number of ranks."""
+    return [str(find_mpiexec(library)), *_ulfm_options(library, ulfm), *extra]
 
 
 def find_mpiexec(library: Library) -> Path:
@@ -100,6 +109,7 @@ def _open_mpi_defaults(library: Library) -> dict[str, str]:
         defaults["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     else:
         defaults["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
+    defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"  # threads that spawn ranks wait inside MPI, beside training
     if os.geteuid() == 0:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if library.bundled:
@@ -164,14 +174,14 @@ class _Job:
         """The first signal asks the ranks to stop, any later one ends the job."""
         name = signal.Signals(number).name
         if self._asked:
-            _say(f"{name}: ending the job now")
+            say(f"{name}: ending the job now")
             self._end()
             return
         self._asked = True
         if self._create_stop_file() or self._forward():
-            _say(f"{name}: stopping at the next reduction; a second signal ends the job at once")
+            say(f"{name}: stopping at the next reduction; a second signal ends the job at once")
         else:
-            _say(f"{name}: the ranks cannot be told to stop; a second signal ends the job at once")
+            say(f"{name}: the ranks cannot be told to stop; a second signal ends the job at once")
 
     def _create_stop_file(self) -> bool:
         if self._stop_file is None:
@@ -222,6 +232,7 @@ def _handling(job: _Job) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """One line to the user, who may have closed the terminal."""
     with contextlib.suppress(OSError):
         print(f"shoal: {text}", file=sys.stderr, flush=True)

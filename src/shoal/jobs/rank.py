@@ -10,14 +10,19 @@ from typing import NoReturn
 
 from shoal import config as configs
 from shoal.comm.lifeline import Lifeline
+from shoal.comm.spawn import join_within
 from shoal.comm.world import World
 from shoal.config import Config
 from shoal.errors import InputError
 from shoal.jobs import grid
 from shoal.jobs import sweep as sweeps
 from shoal.record.progress import Progress
-from shoal.run import Request, run
-from shoal.session import be_a_rank
+from shoal.record.recorder import OnEvent
+from shoal.run import Request, Result, run
+from shoal.run import join as run_from
+from shoal.session import be_a_joiner, be_a_rank
+
+JOIN_LIMIT_S = 60
 
 
 def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, width: int) -> NoReturn:
@@ -25,19 +30,44 @@ def train(path: Path, overrides: Sequence[str], out: Path | None, resume: bool, 
 
     def work(world: World, life: Lifeline) -> int:
         config = _load(world, path, overrides)
-        progress = Progress(config.train.epochs, sys.stdout, width) if world.is_master else None
-        listeners = [progress.on_event] if progress else []
-        directory = out or configs.default_directory(config)
+        request, lines = _request(config, out, resume, width)
         try:
-            result = run(world, Request(config, directory, resume, listeners=listeners), life.stop_requested)
+            result = run(world, request, life.stop_requested)
         finally:
-            if progress:
-                progress.close()
-        if world.is_master:
-            print(f"{result.reason}: {directory}", flush=True)
-        return result.status
+            for line in lines:
+                line.close()
+        return _tell(result, request)
 
     be_a_rank(work)
+
+
+def join(path: Path, overrides: Sequence[str], out: Path | None, width: int) -> NoReturn:
+    """A rank that was spawned into a run of the same config."""
+    join_within(JOIN_LIMIT_S)
+
+    def work(life: Lifeline) -> tuple[World, int | None]:
+        request, _ = _request(configs.load(path, overrides), out, True, width)
+        world, result = run_from(request, life.recovers, life.stop_requested)
+        return world, None if result is None else _tell(result, request)
+
+    be_a_joiner(work)
+
+
+def _request(config: Config, out: Path | None, resume: bool, width: int) -> tuple[Request, list[Progress]]:
+    """What to run, and the progress lines that there will be."""
+    lines: list[Progress] = []
+
+    def listen() -> list[OnEvent]:
+        lines.append(Progress(config.train.epochs, sys.stdout, width))
+        return [lines[0].on_event]
+
+    return Request(config, out or configs.default_directory(config), resume, listen=listen), lines
+
+
+def _tell(result: Result, request: Request) -> int:
+    if result.master:
+        print(f"{result.reason}: {request.out}", flush=True)
+    return result.status
 
 
 def script(path: Path, arguments: Sequence[str], stop_file: Path | None) -> NoReturn:

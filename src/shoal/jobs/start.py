@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal import config as configs
 from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
-from shoal.jobs import grid
-from shoal.jobs.launch import find_mpiexec, launch
+from shoal.jobs import grid, restarts
+from shoal.jobs.launch import environment, find_mpiexec, launch, launcher, say
+from shoal.jobs.probe import can_spawn
 from shoal.record.lease import is_held
+from shoal.record.recorder import WishFile
 
 
 @dataclass(frozen=True)
@@ -28,20 +31,57 @@ class Options:
     overrides: Sequence[str] = ()
     out: Path | None = None
     resume: bool = False
+    restarts: int = 0
     arguments: Sequence[str] = ()
 
 
 def start(target: Path, options: Options) -> int:
     """Start `target` on the ranks, wait, return the exit status. Raises InputError before anything is started."""
+    if options.restarts and (target.suffix == ".py" or grid.is_sweep(target)):
+        raise InputError(f"--restarts is for configs, and {target} is none; leave it out")
     if target.suffix == ".py":
-        command, stop_file = _script(target, options), None
-    elif options.arguments:
+        return _launch(_script(target, options), None, options)
+    if options.arguments:
         raise InputError(
             f"{target} takes no arguments, and {' '.join(options.arguments)} stands after it; leave that out, or "
             "use --set KEY=VALUE with a config"
         )
-    else:
-        command, stop_file = (_sweep if grid.is_sweep(target) else _config)(target, options)
+    if grid.is_sweep(target):
+        return _launch(*_sweep(target, options), options)
+    return _start_run(target, options)
+
+
+def _start_run(target: Path, options: Options) -> int:
+    """Once, and again while it ends with 75 and nobody has asked it to stop."""
+    config = configs.load(target, options.overrides)
+    Schedule.of(config)
+    out = options.out or configs.default_directory(config)
+    stop_file = _stop_file(out, [out])
+    if config.run.provider == "spawn":
+        options = _with_spawned_ranks(options, config.run.max_ranks)
+
+    def attempt(again: bool) -> int:
+        command = _run(target, out, replace(options, resume=options.resume or again))
+        return restarts.outcome(_launch(command, stop_file, options), out)
+
+    def wanted() -> bool:
+        return stop_file is not None and not stop_file.exists()
+
+    return restarts.with_restarts(attempt, options.restarts, wanted, say)
+
+
+def _with_spawned_ranks(options: Options, most: int) -> Options:
+    """The options as they are if ranks can be spawned by this launcher; else those of a job that has all from the
+    start."""
+    mpi = library.loaded()
+    verdict = can_spawn(launcher(mpi, options.ulfm, options.extra), environment(mpi, os.environ))
+    if verdict.ok:
+        return options
+    say(f"ranks cannot be spawned here ({verdict.reason}): {most} are started now, and sleep while not needed")
+    return replace(options, ranks=most, overrides=(*options.overrides, "run.provider=reserve"))
+
+
+def _launch(command: list[str], stop_file: Path | None, options: Options) -> int:
     return launch(
         options.ranks,
         [sys.executable, "-m", "shoal", *command],
@@ -55,6 +95,16 @@ def start_sweep(path: Path, ranks: int, out: Path | None) -> int:
     """`start` for what must be a sweep. Raises InputError if it is not."""
     grid.read(path)
     return start(path, Options(ranks, out=out))
+
+
+def ask_to_resize(directory: Path, ranks: int | None, learners: int | None) -> None:
+    """Leave the wish for the run at work in the directory. Raises InputError if there is none, or no wish."""
+    wish = {key: value for key, value in (("ranks", ranks), ("learners", learners)) if value is not None}
+    if not wish:
+        raise InputError("no size was given; name the RANKS that may work, or --learners N")
+    if not is_held(directory):
+        raise InputError(f"no job is at work in {directory}; name the directory of a run that is training")
+    WishFile(directory).put(wish)
 
 
 def _script(target: Path, options: Options) -> list[str]:
@@ -75,15 +125,11 @@ def _sweep(target: Path, options: Options) -> tuple[list[str], Path | None]:
     return ["sweep", str(target), "--out", str(out)], stop_file
 
 
-def _config(target: Path, options: Options) -> tuple[list[str], Path | None]:
-    config = configs.load(target, options.overrides)
-    Schedule.of(config)
-    out = options.out or configs.default_directory(config)
-    stop_file = _stop_file(out, [out])
+def _run(target: Path, out: Path, options: Options) -> list[str]:
     settings = [word for text in options.overrides for word in ("--set", text)]
     resume = ["--resume"] if options.resume else []
     width = ["--width", str(shutil.get_terminal_size().columns)] if sys.stdout.isatty() else []
-    return ["train", str(target), *settings, "--out", str(out), *resume, *width], stop_file
+    return ["train", str(target), *settings, "--out", str(out), *resume, *width]
 
 
 def info() -> list[str]:

@@ -217,6 +217,15 @@ def _note(event: Event) -> str:
     if kind == "resize":
         (a, b), (c, d) = event["learners"], event["ranks"]
         return f"resize: {a} -> {b} learners, {c} -> {d} ranks, stall {event['stall_ms']:.1f} ms"
+    if kind == "wish":
+        wish = " and ".join(f"{event[what]} {what}" for what in ("ranks", "learners") if what in event)
+        return f"{event['source']}: {wish}"
+    if kind == "world":
+        came = "came" if event["action"] == "grow" else "left"
+        return f"a rank {came}: {event['world']} ranks, switch {event['switch_ms']:.1f} ms"
+    if kind == "recovery":
+        lost, (before, now) = ", ".join(map(str, event["lost"])), event["ranks"]
+        return f"lost rank {lost}: {before} -> {now} ranks, recovered in {event['recovery_ms']:.0f} ms"
     if kind == "stage" and event["round"]:
         return f"stage: {event['learners']} learners, K {event['steps']}, batch {event['batch']}"
     if kind == "warning":

@@ -9,6 +9,7 @@ Only the master has a recorder with a directory. Every other rank has one that r
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,33 +54,85 @@ class StopFile:
         self._path.unlink(missing_ok=True)
 
 
+class WishFile:
+    """The file `resize` that `shoal resize` puts into a run's directory; taken away when it was read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "resize"
+        self._looked_s = -math.inf
+
+    def put(self, wish: Mapping[str, int]) -> None:
+        """Ask for it, in place of what was asked before and not read yet."""
+        written = durable.beside(self._path)
+        written.write_bytes(msgspec.json.encode(wish))
+        written.replace(self._path)
+
+    def take(self) -> dict[str, int] | None:
+        """What was asked for since the last look; looked for a few times a second."""
+        if time.monotonic() - self._looked_s <= _LOOK_EVERY_S:
+            return None
+        self._looked_s = time.monotonic()
+        try:
+            wish = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            wish = {}
+        self._path.unlink(missing_ok=True)
+        return wish
+
+
 class Recorder:
-    """Records events to `listeners` and, with a directory, to its log; saves checkpoints there.
+    """Records events to listeners and, with a directory, to its log; saves checkpoints there.
 
-    Opening with a directory takes its lease. Raises InputError if the directory holds another run, or one
-    that `resume` does not ask to go on with; LeaseError if another process writes there (when `patient`, a
-    resume waits a while for one that is just ending).
-    """
+    It records nothing until it is opened, on the master, or takes over from a master that was lost. listen() makes
+    the listeners, then."""
 
-    def __init__(
-        self,
-        directory: Path | None,
-        config: Config,
-        resume: bool = False,
-        patient: bool = True,
-        listeners: Sequence[OnEvent] = (),
-    ) -> None:
+    def __init__(self, directory: Path | None, config: Config, listen: Callable[[], Sequence[OnEvent]] = tuple) -> None:
         self.directory = directory
         self.resumed: Resumed | None = None
         self.history: list[dict[str, Any]] = []
         self.complete = False
         """the directory holds a run that is DONE: nothing is recorded again"""
         self._config = config
-        self._listeners = list(listeners)
+        self._listen = listen
+        self._listeners: Sequence[OnEvent] | None = None
         self._log: runlog.RunLog | None = None
         self._stop_file = StopFile(directory) if directory is not None else None
-        if directory is not None:
-            self._open(directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
+        self._wish_file = WishFile(directory) if directory is not None else None
+        self.replay: list[dict[str, Any]] = []
+        """the events of a log that a resume cut off"""
+
+    def open(self, resume: bool = False, patient: bool = True) -> None:
+        """Take the directory's lease, and go on from what is there.
+
+        Raises InputError if the directory holds another run, or one that `resume` does not ask to go on with;
+        LeaseError if another process writes there (when `patient`, a resume waits a while for one that is just
+        ending)."""
+        if self.directory is not None:
+            self._open(self.directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
+        self._listeners = self._listen()
+
+    def take_over(self, round: int) -> list[dict[str, Any]]:
+        """Go on with the log from this round, in place of a master that was lost or for a master that goes back;
+        the events up to there."""
+        if self._listeners is None:
+            if self.directory is not None and not self.complete:
+                self._lease = Lease(self.directory)
+                self._lease.acquire(_LEASE_WAIT_S)
+                self._open_writer(self.directory)
+                self.history = runlog.read(self.directory / "run.jsonl")
+                self._log = runlog.RunLog(self.directory / "run.jsonl", time.time)
+            self._listeners = self._listen()
+        beyond = next((n for n, event in enumerate(self.history) if event.get("round", 0) > round), None)
+        if beyond is not None:
+            if self._log is not None:
+                kept = sum(len(runlog.encode(event)) for event in self.history[:beyond])
+                self._log.close()
+                runlog.truncate_to(self._log.path, kept, self._lease.check)
+                self._log = runlog.RunLog(self._log.path, time.time)
+            del self.history[beyond:]
+        return self.history
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log one event and tell the listeners."""
@@ -89,7 +142,7 @@ class Recorder:
         if self._log is not None:
             event = self._log.event(kind, **fields)
         self.history.append(event)
-        for listener in self._listeners:
+        for listener in self._listeners or ():
             listener(event)
 
     def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: dict[str, Any], round: int, consumed: int) -> None:
@@ -103,6 +156,10 @@ class Recorder:
     def stop_requested(self) -> str:
         """The reason if somebody put a `stop` file into the directory, or an empty text."""
         return "the stop file" if self._stop_file is not None and self._stop_file.seen() else ""
+
+    def wish(self) -> dict[str, int] | None:
+        """What `shoal resize` asked for since the last call."""
+        return None if self._wish_file is None else self._wish_file.take()
 
     def finish(self, status: int, done: bool) -> None:
         """Wait for the checkpoint, take an honoured `stop` away, write DONE if the run is complete."""
@@ -160,10 +217,9 @@ class Recorder:
     def _open_to_write(self, directory: Path) -> None:
         """Go on from the newest checkpoint that loads, or start."""
         (directory / "DONE").unlink(missing_ok=True)
-        for left_by_a_kill in directory.glob("*.tmp-*"):
-            left_by_a_kill.unlink(missing_ok=True)
-        self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
+        self._open_writer(directory)
         log, damage = directory / "run.jsonl", list[str]()
+        before = _events(log)
         if any(directory.glob("checkpoint*.h5")):
             _, arrays, meta = newest_loadable(directory, damage.append)
             self.resumed = arrays, msgspec.json.decode(meta)
@@ -173,9 +229,15 @@ class Recorder:
                 runlog.truncate_to(log, 0, self._lease.check)
             self._publish("config.toml", configs.dump(self._config))
         self.history = runlog.read(log) if log.exists() else []
+        self.replay = before[len(self.history) :]
         self._log = runlog.RunLog(log, time.time)
         for text in damage:
             self.event("warning", text=text)
+
+    def _open_writer(self, directory: Path) -> None:
+        for left_by_a_kill in directory.glob("*.tmp-*"):
+            left_by_a_kill.unlink(missing_ok=True)
+        self._writer = CheckpointWriter(directory, self._config.run.keep, self._lease.check)
 
     def _refuse_other_run(self, directory: Path, resume: bool) -> None:
         written = directory / "config.toml"
@@ -198,3 +260,10 @@ class Recorder:
         written = durable.beside(path)
         written.write_text(text, encoding="utf-8")
         durable.publish(written, path, self._lease.check)
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    """What a log holds, before it is cut; nothing if it cannot be read."""
+    with contextlib.suppress(InputError):
+        return runlog.read(log)
+    return []

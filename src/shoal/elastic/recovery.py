@@ -1,0 +1,68 @@
+"""After a loss: the survivors agree on the newest state that there is, and all of them get it.
+
+A decision at state d is made when all of the group have committed that state and told the facts of the round before.
+State d stays as it is, on every rank that has it, until all of the group have contributed to the round that begins
+there; so the newest decision that any survivor knows of can be taken again, and everything before it is in the log. A
+rank has state d if it knows of a decision at d, or began the round before. Ranks of a node share what they know in
+its memory, so that one that slept all the time can go on for a group of which nobody is left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.comm.collectives import broadcast, broadcast_bytes, gather
+from shoal.comm.group import Group
+from shoal.comm.shared import NodeMemory
+from shoal.comm.transport import Subset
+from shoal.comm.world import World
+from shoal.elastic.reserve import ReserveProvider
+from shoal.errors import RankLost
+from shoal.state import Progress, TrainState
+
+
+class Journal:
+    """The last decision that this rank, or a rank of its node, has begun to carry out. A mark is 2*d, for a decision
+    at state d, + 1 if it began a round."""
+
+    def __init__(self, memory: NodeMemory | None) -> None:
+        self._memory = memory
+        self._own = (-1, b"")
+
+    def note(self, group: Group | None, progress: Progress, trains: bool) -> None:
+        """The ranks of the group have this state; without a group: all ranks have it."""
+        self._own = (2 * progress.round + trains, progress.encode())
+        memory = self._memory
+        if memory is not None and (group is None or memory.members(group.ids)[0] == memory.me):
+            memory.note(*self._own)
+
+    def newest(self) -> tuple[int, bytes]:
+        """The mark and the scalars, -1 if nothing was begun here."""
+        if self._memory is None:
+            return self._own
+        return max(self._own, self._memory.noted(), key=lambda known: known[0])
+
+
+def recover_state(world: World, provider: ReserveProvider, journal: Journal, state: TrainState) -> None:
+    """Everybody has the newest state that survived. Collective over the world, which has no dead rank any more.
+
+    Raises RankLost if another rank is lost, a final one if nobody has any."""
+    mark, scalars = journal.newest()
+    rows = gather(world.transport, np.array([mark], np.int64))
+    marks = np.frombuffer(broadcast_bytes(world.transport, rows.tobytes()), np.int64)
+    newest = int(marks.max())
+    if newest < 0:
+        raise RankLost("no rank is left that has the state of the training", final=True)
+    source = int(np.argmax(marks == newest))
+    everybody = [source, *(rank for rank in range(world.size) if rank != source)]
+    state.progress = Progress.decode(broadcast_bytes(Subset(world.transport, everybody), scalars))
+    state_mark = newest // 2 * 2
+    knowing = [rank for rank in range(world.size) if marks[rank] >= state_mark - 1]
+    others = [rank for rank in range(world.size) if rank not in knowing]
+    holders = provider.holders(source, knowing, others)
+    if holders is not None:
+        for array in state.arrays.values():
+            broadcast(holders, array)
+    world.meet()
+    journal.note(None, state.progress, trains=False)
+    provider.all_listen()
