@@ -119,7 +119,13 @@ def main() -> None:
     options = parser.parse_args()
     if not TORCH.exists():
         sys.exit(f"there is no {TORCH.relative_to(ROOT)}: `make bench-peers` makes it")
-    header = {"bench": "nets", **environment.describe(), "batch": options.batch, "memory_target": MEMORY_TARGET}
+    header = {
+        "bench": "nets",
+        **environment.describe(),
+        "threads": 1,
+        "batch": options.batch,
+        "memory_target": MEMORY_TARGET,
+    }
     print(json.dumps({**header, "load_before": os.getloadavg()[0]}), flush=True)
     rows = []
     for case in options.cases:
