@@ -55,7 +55,7 @@ def work(name: str, width: int, batch: int) -> None:
     for _ in sys.stdin:
         start = time.perf_counter()
         model.gradient(x, y)
-        kernels.local_step(np, parameters, gradient, None, step)
+        kernels.local_step(np, (parameters, None), gradient, (parameters, None), step)
         print(json.dumps({"step_s": time.perf_counter() - start}), flush=True)
     print(json.dumps({"growth_mb": peak_mb() - before_mb}), flush=True)
 

@@ -47,7 +47,7 @@ def moments(xp: Any, x: Any, sums: Any) -> None:
 
 
 def affine(xp: Any, x: Any, scale: Any, shift: Any | None, beside: Any | None, out: Any, relu: bool) -> None:
-    """out = x * scale + shift + beside, and 0 where that is below 0 if `relu`; scale and shift are (groups, features)."""
+    """out = x * scale + shift + beside, and 0 where that is below 0 if `relu`; scale and shift: (groups, features)."""
     groups, features = scale.shape
     shape = (groups, -1, features)
     to = out.reshape(shape)
