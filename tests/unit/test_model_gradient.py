@@ -345,8 +345,7 @@ def test_wrong_use_is_refused():
 
 
 def dataset(**changes):
-    train = SimpleNamespace(y=np.zeros((5, 3), np.float32))
-    return SimpleNamespace(**{"name": "set", "sample_shape": IMAGE, "classes": 3, "train": train, **changes})
+    return SimpleNamespace(**{"name": "set", "sample_shape": IMAGE, "classes": 3, "target_shape": (3,), **changes})
 
 
 def test_check_fit_names_what_does_not_fit():
@@ -355,13 +354,12 @@ def test_check_fit_names_what_does_not_fit():
     check_fit(dataset(), scores)
     check_fit(dataset(classes=2), scores)
     check_fit(dataset(classes=0), numbers)
-    four = SimpleNamespace(y=np.zeros((5, 4), np.float32))
     for data, model, said in [
         (dataset(sample_shape=(8, 8, 3)), scores, r"\(8, 8, 1\), but data set 'set' has \(8, 8, 3\)"),
         (dataset(classes=4), scores, "3 outputs.*4 classes"),
         (dataset(classes=0), scores, "use loss 'mse'"),
         (dataset(), numbers, "use loss 'cross-entropy'"),
-        (dataset(classes=0, train=four), numbers, r"targets of shape \(4,\)"),
+        (dataset(classes=0, target_shape=(4,)), numbers, r"targets of shape \(4,\)"),
     ]:
         with pytest.raises(InputError, match=said):
             check_fit(data, model)

@@ -148,7 +148,7 @@ def test_parameters_after_twenty_steps(name: str, dtype: Any, rate: float, withi
     for seed in range(STEPS):
         pair.step(seed)
         optimizer.step()
-        kernels.local_step(np, parameters, pair.gradient, velocity, step)
+        kernels.local_step(np, (parameters, velocity), pair.gradient, (parameters, velocity), step)
     both = list(pair.pairs(pair.weights.views, pair.torch.state_dict()))
     ours, theirs = (np.concatenate([np.ravel(one[side]) for one in both]) for side in (0, 1))
     assert distance(ours, theirs) < within
