@@ -55,7 +55,7 @@ def work(name: str, width: int, batch: int) -> None:
     for _ in sys.stdin:
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         model.gradient(x, y)
-        kernels.local_step(np, parameters, gradient, None, step)
+        kernels.local_step(np, (parameters, None), gradient, (parameters, None), step)
         spent = {"step_s": time.perf_counter() - start_s, "cpu_s": time.process_time() - start_cpu_s}
         print(json.dumps(spent), flush=True)
     print(json.dumps({"growth_mb": peak_mb() - before_mb}), flush=True)
