@@ -233,11 +233,17 @@ class Training:
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Master: go on from a checkpoint. Raises InputError if it is of another net or of other data."""
-        if meta["data"] != self._job.data_sum:
+        try:
+            data, progress = meta["data"], msgspec.convert(meta["progress"], Progress)
+        except (KeyError, msgspec.ValidationError):
+            raise InputError(
+                "the checkpoint was made by another version of shoal; resume with that, or start another run"
+            ) from None
+        if data != self._job.data_sum:
             raise InputError(
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
-        self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
+        self.state.load(arrays, progress)
         self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
