@@ -3,9 +3,10 @@
     layout     trained parameters | statistics: buffers (running statistics) and parameters that are frozen
     step       p.data and buffers are views of the weights; after a step p.grad is a view of the gradient
 
-During a step p.grad is None, so that autograd hands over the gradient it has made; that is put into the view, which
-costs less than clearing the view first and adding to it. A parameter without a gradient gets zeros. Buffers of whole
-numbers or truth values are float32 in the layout, averaged as all statistics, and rounded to what they are.
+A step begins with p.grad as None, so that autograd hands over the gradient it has made; it is put into the view at
+once, while it is in the cache, which costs less than clearing the view first and adding to it. A parameter without a
+gradient gets zeros. Buffers of whole numbers or truth values are float32 in the layout, averaged as all statistics,
+and rounded to what they are.
 
 The generators that dropout and the like draw from are seeded before each step by the position of its first sample,
 so the same learners give the same bits on any ranks.
@@ -49,7 +50,7 @@ class Binding:
     whole: numbers in the layout beside the array that holds them as what they are."""
 
     values: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    gradients: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    gradients: dict[torch.Tensor, torch.Tensor]
     whole: tuple[tuple[Array, Array], ...]
 
 
@@ -73,6 +74,7 @@ class Model(OwnModel):
         self._tensors: dict[str, torch.Tensor] = {}
         self._buffers: list[Buffer] = []
         self._binding: Binding | None = None
+        self._hooks: list[Any] = []
         self._was_training = module.training
 
     # --- before and after training
@@ -91,8 +93,13 @@ class Model(OwnModel):
         for name, view in self.layout.views(self._initial).items():
             view[...] = self._tensors[name].detach().cpu().numpy()
         self._check_fit(data)
+        trained = (self._tensors[one.name] for one in self.layout.tensors if one.kind != "statistic")
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._put) for parameter in trained]
 
     def release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         for tensor in self._tensors.values():
             tensor.data = tensor.data.clone()
             tensor.grad = None
@@ -156,7 +163,7 @@ class Model(OwnModel):
         spans = self._whole_spans()
         binding = Binding(
             tuple((self._tensors[name], view) for name, view in self._as_they_are(values).items()),
-            tuple((self._tensors[name], view) for name, view in gradients.items()),
+            {self._tensors[name]: view for name, view in gradients.items()},
             tuple((measured[slice(*spans[dtype])], array) for dtype, array in self._whole.items()),
         )
         self.use(binding)
@@ -172,7 +179,7 @@ class Model(OwnModel):
     def gradient(self, x: Array, y: Array, position: int = 0) -> float:
         assert self._binding is not None
         generators.seed((self._step_word + position) % _WORDS)
-        for parameter, _ in self._binding.gradients:
+        for parameter in self._binding.gradients:
             parameter.grad = None
         self._enter(True)
         try:
@@ -187,8 +194,9 @@ class Model(OwnModel):
                 f"{y.shape}: {_said(error)}"
             ) from error
         self._proven = True
-        for parameter, view in self._binding.gradients:
-            _put(parameter, view)
+        for parameter, view in self._binding.gradients.items():
+            if parameter.grad is None:
+                parameter.grad = view.zero_()
         self._leave()
         return loss.item()
 
@@ -242,6 +250,14 @@ class Model(OwnModel):
         for numbers, array in self._binding.whole if self._binding else ():
             self.backend.xp.copyto(array, self.backend.xp.rint(numbers), casting="unsafe")
 
+    def _put(self, parameter: torch.Tensor) -> None:
+        """The gradient that autograd has made into its view, which takes its place."""
+        assert self._binding is not None
+        view, made = self._binding.gradients[parameter], parameter.grad
+        assert made is not None
+        view.copy_(made if made.layout == torch.strided else made.to_dense())
+        parameter.grad = view
+
     def _leave(self) -> None:
         """Keep the buffers that the step has moved, those too that it has replaced."""
         for buffer in self._buffers:
@@ -288,16 +304,6 @@ def _find_loss(loss: str | Loss) -> tuple[Loss, str]:
         raise InputError("the loss has parameters, which would not be trained; put them in the module")
     named = (name for name, (function, kind) in _LOSSES.items() if loss is function or type(loss) is kind)
     return loss, next(named, OwnModel.loss_name)
-
-
-def _put(parameter: torch.Tensor, view: torch.Tensor) -> None:
-    """The gradient that autograd has made into its view, which takes its place."""
-    made = parameter.grad
-    if made is None:
-        view.zero_()
-    else:
-        view.copy_(made if made.layout == torch.strided else made.to_dense())
-    parameter.grad = view
 
 
 def _shared(array: Array) -> torch.Tensor:
