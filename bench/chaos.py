@@ -111,7 +111,7 @@ def plan(rng: random.Random, seconds: float, ranks: int) -> list[Event]:
         losses += kind != "resize"
         events.append(Event(events[-1].at_s if phase == "recovery" else at_s, kind, phase))
     if at_end:
-        events.append(Event(seconds, "kill", "end"))
+        events.append(Event(events[-1].at_s if events else 0.0, "kill", "end"))
     return events
 
 

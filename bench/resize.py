@@ -5,6 +5,8 @@ every few rounds; the rest of the ranks sleep. By the size of the state (anchor 
 
     stall   from a round's commit to the first step of the next on the master, beyond its median without a resize (the
             log's stall_ms)
+    cpu     processor time of the master from the log's line of the round to that of the resize, right before the step:
+            what is left of the stall where ranks have cores of their own
     excess  what the whole first round in the new group takes beyond the later ones in it: the joiners' late start and
             the first touch of their memory come here too
     lead    from the start of preparations to the resize, while training goes on (a reserve needs none)
@@ -61,6 +63,10 @@ def in_a_job(what: str, ranks: int, count: int, out: str) -> None:
         many(ranks, count, out)
         return
     events: list[dict[str, Any]] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        events.append({**event, "cpu_s": time.thread_time()})
+
     shape = STATES[what]
     schedule = sizes(ranks, count)
 
@@ -68,7 +74,7 @@ def in_a_job(what: str, ranks: int, count: int, out: str) -> None:
         return schedule[min(now.round // ROUNDS_EACH, count - 1)]
 
     samples = ROUNDS_EACH * sum(schedule) + 1
-    train(shape[0], shape[1:], samples, events.append, policy, learners=f"0:{schedule[0]}")
+    train(shape[0], shape[1:], samples, listen, policy, learners=f"0:{schedule[0]}")
     if events:
         print(json.dumps({"what": what, **stalls(events)}), flush=True)
 
@@ -105,19 +111,22 @@ def stalls(events: list[dict[str, Any]]) -> dict[str, Any]:
         if event["round"] not in first:
             calm[event["ranks"]].append(took_ms[event["round"]])
     rows = defaultdict(list)
+    logged_s = {event["round"]: event["cpu_s"] for event in rounds}
     for event in resizes:
         before, after = event["ranks"]
+        cpu_ms = 1e3 * (event["cpu_s"] - logged_s[event["round"]])
         excess_ms = took_ms.get(event["round"] + 1, 0.0) - statistics.median(calm[after])
         for name in ("all", "growth" if after > before else "shrinkage"):
-            rows[name].append((event["stall_ms"], excess_ms, event.get("lead_ms", 0.0)))
+            rows[name].append((event["stall_ms"], cpu_ms, excess_ms, event.get("lead_ms", 0.0)))
     result: dict[str, Any] = {"resizes": len(resizes), "round_ms": {n: _median(ms) for n, ms in sorted(calm.items())}}
     for name, values in rows.items():
         columns = list(zip(*values, strict=True))
         result[name] = {
             "stall_ms": _median(columns[0]),
             "stall_p90_ms": round(statistics.quantiles(columns[0], n=10)[-1], 3),
-            "excess_ms": _median(columns[1]),
-            "lead_ms": _median(columns[2]),
+            "cpu_ms": _median(columns[1]),
+            "excess_ms": _median(columns[2]),
+            "lead_ms": _median(columns[3]),
         }
     return result
 
@@ -208,11 +217,11 @@ def leaks(row: dict[str, Any]) -> list[str]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The table of stalls, medians in ms."""
-    print(f"{'state':>14}{'resizes':>9}{'':>11}{'stall':>9}{'p90':>9}{'excess':>9}{'lead':>9}{'target':>9}")
+    print(f"{'state':>14}{'resizes':>9}{'':>11}{'stall':>9}{'p90':>9}{'cpu':>9}{'excess':>9}{'lead':>9}{'target':>9}")
     for row in rows:
         for name in ("all", "growth", "shrinkage"):
             at, target = row[name], f"{TARGETS_MS[row['what']]:g}" if name == "all" else ""
-            cells = "".join(f"{at[key]:9.2f}" for key in ("stall_ms", "stall_p90_ms", "excess_ms", "lead_ms"))
+            cells = "".join(f"{at[key]:9.2f}" for key in ("stall_ms", "stall_p90_ms", "cpu_ms", "excess_ms", "lead_ms"))
             print(f"{row['what']:>14}{row['resizes']:>9}{name:>11}{cells}{target:>9}")
 
 

@@ -128,15 +128,17 @@ class TrainState:
                 )
             mine[...] = self._backend.xp.asarray(arrays[name])
 
-    def hand_over(self, transport: Transport, holders: Transport | None) -> None:
+    def hand_over(self, transport: Transport, holders: Transport | None, wait: bool = True) -> None:
         """Rank 0's state to all ranks of the transport, which know the round. Collective.
 
         holders: rank 0 and those of them that need the arrays (the others share memory with one that has them);
-        None on a rank that does not. The scalars come when all have the arrays."""
+        None on a rank that does not. The scalars come when all have the arrays; where all have them anyhow (not
+        `wait`), rank 0 waits for nobody."""
         if holders is not None:
             for array in self.arrays.values():
                 broadcast(holders, array)
-        gather(transport, np.zeros(1, np.uint8))
+        if wait:
+            gather(transport, np.zeros(1, np.uint8))
         self.progress = Progress.decode(broadcast_bytes(transport, self.progress.encode()))
 
     def digest(self) -> str:

@@ -22,6 +22,9 @@ Message = tuple[int, Array]
 _TAG = 7
 _PIECE_BYTES = 1 << 30
 """MPI counts are 32-bit in most libraries, so a longer message goes in pieces."""
+_SMALL_BYTES = 4096
+"""What is no longer than this is sent from a copy. (Open MPI takes up to 256 bytes off the sender's hands at once; for
+more it waits until the receiver looks, and a rank that sleeps looks late.)"""
 
 
 class Transport(Protocol):
@@ -34,8 +37,9 @@ class Transport(Protocol):
     def size(self) -> int: ...
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send and receive all of these; returns when all are complete. Between two ranks messages match in
-        the order given. Empty arrays are not sent. Raises DeadlineError naming the ranks that are missing."""
+        """Send and receive all of these; returns when all arrays may be used again, which for small sends is at once.
+        Between two ranks messages match in the order given. Empty arrays are not sent. Raises DeadlineError naming the
+        ranks that are missing."""
 
 
 class MpiTransport:
@@ -48,6 +52,7 @@ class MpiTransport:
         self.names = tuple(names)
         self._waiter = waiter
         self._abandoned: list[Any] = []
+        self._posted: list[tuple[Any, np.ndarray]] = []
         self._backend = backend
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -55,8 +60,20 @@ class MpiTransport:
         requests: list[tuple[int, Any]] = []
         with lost_ranks(self.comm, self.keep, requests):
             requests += [(peer, self.comm.Irecv(p, peer, _TAG)) for peer, array in receives for p in _pieces(array)]
-            requests += [(peer, self.comm.Isend(p, peer, _TAG)) for peer, array in sends for p in _pieces(array)]
+            for peer, array in sends:
+                if array.nbytes <= _SMALL_BYTES:
+                    self.post(peer, array)
+                else:
+                    requests += [(peer, self.comm.Isend(p, peer, _TAG)) for p in _pieces(array)]
             self._wait(requests)
+
+    def post(self, peer: int, array: Array, tag: int = _TAG) -> None:
+        """Send a copy of a small array, and wait for nobody."""
+        with lost_ranks(self.comm, self.keep, self._posted):
+            self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
+            if array.size:
+                copy = np.array(self._backend.to_host(array))
+                self._posted.append((self.comm.Isend(copy, peer, tag), copy))
 
     def sum_over(self, comm: Any, array: Array) -> None:
         """In place, the MPI library's own allreduce over `comm`, of ranks of this transport. Collective over it."""
@@ -67,11 +84,6 @@ class MpiTransport:
         others = ", ".join(str(name) for peer, name in enumerate(self.names) if peer != self.rank)
         with lost_ranks(self.comm, self.keep, (request, array)):
             self._waiter.until(request.Test, lambda: f"one or more of world rank {others}")
-
-    def wait(self, requests: Sequence[tuple[int, Any]]) -> None:
-        """Wait for (peer, request) pairs to complete."""
-        with lost_ranks(self.comm, self.keep, requests):
-            self._wait(requests)
 
     def keep(self, unfinished: Any) -> None:
         """MPI may still write to the arrays of what did not complete: keep them alive."""

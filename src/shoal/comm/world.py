@@ -207,15 +207,19 @@ class World:
         """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""
         _meet(self.transport)
 
-    def order_reserve(self, rank: int, order: bytes) -> None:
-        """Master: send an order (shorter than a frame) to a sleeping rank, and wake it."""
+    def order_reserve(self, rank: int, order: bytes, wake: bool = True) -> None:
+        """Master: send an order (shorter than a frame) to a sleeping rank, and wake it, or leave that for later."""
         frame = np.zeros(FRAME_BYTES, np.uint8)
         frame[:8].view(np.int64)[0] = len(order)
         frame[8 : 8 + len(order)] = np.frombuffer(order, np.uint8)
-        with lost_ranks(self.comm, id, []):
-            request = self.comm.Isend(frame, rank, _ORDER)
-        self._bell.ring(self.seats[rank].bell)
-        self.transport.wait([(rank, request)])
+        self.transport.post(rank, frame, _ORDER)
+        if wake:
+            self.wake([rank])
+
+    def wake(self, ranks: Sequence[int]) -> None:
+        """Wake ranks that sleep, to hear the orders that they were sent."""
+        for rank in ranks:
+            self._bell.ring(self.seats[rank].bell)
 
     def sleep_until_order(self, stop_requested: Any) -> bytes:
         """Reserve: sleep, at next to no cost, until the master sends an order. A stop request that reaches

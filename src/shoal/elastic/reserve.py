@@ -49,7 +49,7 @@ class ReserveProvider:
         decision = decide(rows) if world.is_master else None
         order = broadcast_bytes(listeners, decision.encode() if decision is not None else b"")
         if decision is not None and not self._all_listen:
-            self._wake(group, decision, order)
+            self._order(group, decision, order)
         decision = Decision.decode(order)
         self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
@@ -71,8 +71,11 @@ class ReserveProvider:
             group.close()
         joiners = ranks[decision.knowing :]
         if joiners and (world.is_master or world.rank in joiners):
-            knowing = world.order[: decision.knowing]
-            state.hand_over(Subset(world.transport, [ranks[0], *joiners]), self.holders(0, knowing, joiners))
+            receivers = self._receivers(world.order[: decision.knowing], joiners)
+            everybody = Subset(world.transport, [ranks[0], *joiners])
+            state.hand_over(everybody, self._subset(0, receivers), wait=bool(receivers))
+            if world.is_master:
+                world.wake(joiners)
         return world.group(ranks)
 
     def spread(self, anchor: Array, decision: Decision) -> None:
@@ -84,21 +87,28 @@ class ReserveProvider:
         self._world.meet()
 
     def holders(self, source: int, knowing: Sequence[int], others: Sequence[int]) -> Subset | None:
-        """The rank `source`, and those of the others that must be sent the arrays, if this rank is one of them: all,
-        or where ranks share memory the first of each node on which nobody knows them."""
-        receivers = list(others)
-        if self._shared:
-            node_of = self._world.node_of
-            have = {node_of[rank] for rank in knowing}
-            first = {node_of[rank]: rank for rank in reversed(others) if node_of[rank] not in have}
-            receivers = [rank for rank in others if rank in first.values()]
+        """The rank `source`, and those of the others that must be sent the arrays, if this rank is one of them."""
+        return self._subset(source, self._receivers(knowing, others))
+
+    def _receivers(self, knowing: Sequence[int], others: Sequence[int]) -> list[int]:
+        """Who must be sent the arrays: all others, or where ranks share memory the first of each node on which nobody
+        knows them."""
+        if not self._shared:
+            return list(others)
+        node_of = self._world.node_of
+        have = {node_of[rank] for rank in knowing}
+        first = {node_of[rank]: rank for rank in reversed(others) if node_of[rank] not in have}
+        return [rank for rank in others if rank in first.values()]
+
+    def _subset(self, source: int, receivers: Sequence[int]) -> Subset | None:
         holders = [source, *receivers]
         return Subset(self._world.transport, holders) if receivers and self._world.rank in holders else None
 
-    def _wake(self, group: Group | None, decision: Decision, order: bytes) -> None:
-        """Master: the decision to those that sleep, if it concerns them."""
-        working = () if group is None else group.ranks
-        if decision.action in ("evaluate", "end") or decision.ranks != len(working):
-            for rank in self._world.order:
-                if rank != self._world.rank and rank not in working:
-                    self._world.order_reserve(rank, order)
+    def _order(self, group: Group | None, decision: Decision, order: bytes) -> None:
+        """Master: the decision to those that sleep, if it concerns them. Who needs no more than the scalars to train
+        is woken when they are sent: once awake it may take the core that the master needs for that."""
+        working, trains = () if group is None else group.ranks, decision.action not in ("evaluate", "end")
+        concerned = self._world.order[: decision.ranks] if trains else self._world.order
+        for rank in concerned:
+            if rank != self._world.rank and rank not in working:
+                self._world.order_reserve(rank, order, wake=not (trains and self._shared))
