@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test lint unit mpi program bench bench-peers clean
+.PHONY: help venv demo test test-torch lint unit mpi program test-slurm golden bench bench-peers clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +34,14 @@ demo: $(READY)  ## train: schedules paper-I..V x mu 0, 0.5 x 5 seeds; a table, t
 test: lint unit mpi program  ## all checks and tests
 	@echo "make test: all passed"
 
+test-torch: .venv-torch/.ready  ## the tests that need PyTorch, in an environment that has it
+	.venv-torch/bin/python -m pytest tests/unit/test_*torch*.py tests/unit/test_report_export.py tests/program/test_torch.py
+
+.venv-torch/.ready: pyproject.toml setup.py $(wildcard kernels/cpu/*)
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch$(if $(filter none,$(MPI)),,$(comma)$(MPI))]'
+	touch $@
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,16 +58,23 @@ mpi: $(READY)
 program: $(READY)
 	$(BIN)/python -m pytest tests/program
 
-bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; reserves
+test-slurm: $(READY) .venv-mpich/.ready  ## batch jobs on a real Slurm of emulated nodes; needs root and its packages
+	$(BIN)/python -m pytest -rs tests/slurm
+
+golden: $(READY)  ## renew jobs/rendered: the batch script of every machine
+	$(BIN)/python tests/unit/test_rendered.py
+
+bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor; a round's overhead; nets; reserves
 	$(BIN)/python bench/compare.py
 	$(BIN)/python bench/step.py
+	$(BIN)/python bench/nets.py
 	$(SHOAL) launch -n 4 bench/reserve.py
 
-bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and Gloo, for make bench
+bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and of torch with Gloo, for make bench
 
-.venv-mpich/.ready:
+.venv-mpich/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/python -m pip install --quiet --disable-pip-version-check numpy mpi4py mpich
+	.venv-mpich/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich]'
 	touch $@
 
 .venv-gloo/.ready:

@@ -2,12 +2,13 @@
 
     shared      the sum in the node's shared memory: `us` at the kernel call, `call_us` at `Reducer.reduce`
     reduction   the same with reduction momentum and the new anchor, in the same pass
+    private     as MPI's: `shared` with a copy in from each rank's own array and one out to it
     exchange    the canonical sum through messages
     native      MPI_Allreduce of the MPI that mpi4py loads, into an array that is there
     floor       the loops of `shared` over the same bytes, without barriers: the memory's own time
 
 How times are taken and checked is in timing.py. `shared` and `reduction` leave one result that all ranks of the
-node read, the others one in each rank.
+node read, the others one in each rank's own memory.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Shared:
 
     def kernel(self) -> Callable[[], Any]:
         """The compiled call alone."""
-        memory, here = self._memory, self._memory.members(self._case.group.ranks)
+        memory, here = self._memory, self._memory.members(self._case.group.ids)
         alone = memory.one_for_all(len(here), self._case.size)
         span = slice(0, self._case.size) if alone else self._span()
         meetings = [memory.meeting(here, self._at(now, span, self._terms), alone) for now in (0, 1)]
@@ -124,12 +125,21 @@ class Shared:
         arrays = tuple(one[name][span] for one in versions for name in ("anchor", "velocity"))
         return [kernels.Move(summed, kernels.DISPLACEMENT, arrays)]
 
+    @property
+    def slot(self) -> np.ndarray:
+        """What this rank brings, where it is read."""
+        return self._memory.slot(0)
+
+    @property
+    def result(self) -> np.ndarray:
+        """What the last call made, which all ranks read."""
+        return self._memory.versions[self._round % 2]["anchor"]
+
     def wrong(self) -> int:
         """Of the sum; the reduction's bits are the unit tests' matter."""
         if self._momentum:
             return 0
-        result = self._memory.versions[self._round % 2]["anchor"]
-        return timing.wrong(result, self._case.group.size, 1 / self._case.group.size)
+        return timing.wrong(self.result, self._case.group.size, 1 / self._case.group.size)
 
 
 def shared(case: Case) -> Timed:
@@ -142,6 +152,23 @@ def reduction(case: Case) -> Timed:
     """The mean, the new velocity and the new anchor."""
     made = Shared(case, momentum=True)
     return made.python, made.kernel, made.wrong
+
+
+def private(case: Case) -> Timed:
+    """The mean from and to arrays that no other rank sees."""
+    made, mine = Shared(case, momentum=False), case.mine
+    out = numpy_backend().empty(case.size, case.dtype)
+
+    def copied(call: Callable[[], Any]) -> Callable[[], Any]:
+        def timed() -> None:
+            np.copyto(made.slot, mine)
+            call()
+            np.copyto(out, made.result)
+
+        return timed
+
+    wrong = functools.partial(timing.wrong, out, case.group.size, 1 / case.group.size)
+    return copied(made.python), lambda: copied(made.kernel()), wrong
 
 
 def floor(case: Case) -> Timed:
@@ -166,7 +193,7 @@ def native(case: Case) -> Timed:
     return timed, lambda: timed, lambda: timing.wrong(out, case.group.size)
 
 
-ALGORITHMS = {one.__name__: one for one in (shared, reduction, exchange, native, floor)}
+ALGORITHMS = {one.__name__: one for one in (shared, reduction, private, exchange, native, floor)}
 
 
 def measure(case: Case, name: str) -> dict[str, Any]:

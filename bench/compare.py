@@ -34,7 +34,7 @@ def commands(ranks: int) -> tuple[dict[str, list[str]], list[str]]:
     """The programs that there are, by name, and what to say about those that there are not."""
     found, missing = {}, []
     shoal = [sys.executable, "-m", "shoal", "launch", "-n", str(ranks), str(ROOT / "bench/allreduce.py")]
-    found["shoal"] = [*shoal, "--algorithms", "shared", "native", "reduction", "exchange", "floor"]
+    found["shoal"] = [*shoal, "--algorithms", "shared", "native", "reduction", "private", "exchange", "floor"]
     peers = ROOT / "bench/peers"
     mpich, gloo = ROOT / ".venv-mpich/bin", ROOT / ".venv-gloo/bin"
     if (mpich / "mpiexec").exists():
@@ -92,13 +92,15 @@ def measure(ranks: int, options: Any) -> tuple[dict[str, Any], dict[Key, dict[st
 
 
 def table(medians: dict[Key, dict[str, float]]) -> list[str]:
-    """Times in us; a peer's ratio is its time over ours at the kernel; `floor` is the share of the floor reached."""
+    """Times in us; a peer's ratio is its time over ours at the kernel; `floor` is the share of the floor reached.
+    reduction: its time over that of our bare sum, and over that of one from and to private arrays."""
     peers = [("shoal", "native"), ("MPICH", "native"), ("Gloo", "gloo")]
     heads = ["bytes", "shoal", "call", "exchange", "Open MPI", "x", "MPICH", "x", "Gloo", "x", "floor", "share"]
-    lines = ["".join(f"{head:>11}" for head in [*heads, "reduction", "x", "wrong"])]
+    lines = ["".join(f"{head:>11}" for head in [*heads, "reduction", "x", "private", "x", "wrong"])]
     for n_bytes in sorted({key[0] for key in medians}):
         at = {key[1:]: row for key, row in medians.items() if key[0] == n_bytes}
-        ours, floor, whole = at["shoal", "shared"], at["shoal", "floor"], at["shoal", "reduction"]
+        ours, floor = at["shoal", "shared"], at["shoal", "floor"]
+        whole, own = at["shoal", "reduction"], at["shoal", "private"]
         cells = [f"{ours['us']:.2f}", f"{ours['call_us']:.2f}", f"{at['shoal', 'exchange']['us']:.1f}"]
         for peer in peers:
             cells += [f"{at[peer]['us']:.2f}", f"{at[peer]['us'] / ours['us']:.2f}"] if peer in at else ["-", "-"]
@@ -106,6 +108,8 @@ def table(medians: dict[Key, dict[str, float]]) -> list[str]:
         cells += [
             f"{whole['us']:.2f}",
             f"{whole['us'] / ours['us']:.2f}",
+            f"{own['us']:.2f}",
+            f"{whole['us'] / own['us']:.2f}",
             str(sum(row["wrong"] for row in at.values())),
         ]
         lines.append(f"{n_bytes:>11}" + "".join(f"{cell:>11}" for cell in cells))

@@ -45,8 +45,10 @@ def cases(elements: int) -> Iterator[Case]:
     parts, out, v, a_out, v_out = [array() for _ in range(8)], array(), array(), array(), array()
     a = parts[7]
     yield "delta", 3, lambda by: by.delta(np, parts[0], a, out), out
-    yield "local_step", 3, lambda by: by.local_step(np, out, parts[0], None, kernels.LocalStep(0.01)), out
-    yield "local_step m", 5, lambda by: by.local_step(np, out, parts[0], v, STEP), out
+    plain = kernels.LocalStep(0.01)
+    yield "local_step", 3, lambda by: by.local_step(np, (out, None), parts[0], (out, None), plain), out
+    yield "local_step m", 5, lambda by: by.local_step(np, (out, v), parts[0], (out, v), STEP), out
+    yield "displaces", 3, lambda by: by.local_step(np, (a, None), parts[0], (out, None), plain, a), out
     for count, joins in JOINS.items():
         terms = kernels.Terms(np, parts[:count], joins, 1 / count)
         yield f"canonical_sum {count}", count + 1, lambda by, t=terms: by.canonical_sum(np, t, out), out

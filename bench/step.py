@@ -91,7 +91,7 @@ def alone(steps: int, start_s: float) -> None:
         began = (time.perf_counter(), time.process_time())
         for index in range(first, first + steps):
             model.gradient(*batches.training(index * BATCH, BATCH))
-            kernels.local_step(np, parameters, gradient, None, step)
+            kernels.local_step(np, (parameters, None), gradient, (parameters, None), step)
         times_s.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     say(times_s)
 

@@ -17,6 +17,7 @@ import numpy as np
 from shoal.kernels import twins
 from shoal.kernels.barrier import Barrier, barrier, missing, orders_memory
 from shoal.kernels.compiled import backing, cpu
+from shoal.kernels.gather import SampleMap, gather
 from shoal.kernels.meeting import DISPLACEMENT, NO_HUB, PER_RATE, STATISTICS, SUM, Meeting, Move, TwinMeeting, can_claim
 from shoal.kernels.terms import LocalStep, Terms
 from shoal.kernels.twins import momentum_step
@@ -31,6 +32,7 @@ __all__ = [
     "LocalStep",
     "Meeting",
     "Move",
+    "SampleMap",
     "Terms",
     "apply",
     "backing",
@@ -39,6 +41,7 @@ __all__ = [
     "canonical_sum",
     "cpu",
     "delta",
+    "gather",
     "local_step",
     "meeting",
     "missing",
@@ -60,15 +63,17 @@ def delta(xp: Any, w: Any, a: Any, out: Any) -> None:
         twins.delta(xp, w, a, out)
 
 
-def local_step(xp: Any, w: Any, g: Any, m: Any | None, step: LocalStep) -> None:
-    """One step of SGD with weight decay and momentum, in one pass; w and m change, g stays. `m` may be None.
+def local_step(xp: Any, start: Pair, g: Any, end: Pair, step: LocalStep, origin: Any | None = None) -> None:
+    """One step of SGD with weight decay and momentum, in one pass: from start = (w, m) by the gradient g to
+    end = (w', m'). Both m may be None. With an origin a, w' - a is written instead of w'.
 
     The formula is at `twins.local_step`."""
     if cpu is not None and xp is np:
-        by = step
-        if cpu.local_step(w, g, m, by.rate, by.beta, by.nesterov, by.weight_decay, by.decayed):
+        (w, m), (w_out, m_out), by = start, end, step
+        numbers = (by.rate, by.beta, by.nesterov, by.weight_decay, by.decayed)
+        if cpu.local_step(w, m, g, origin, w_out, m_out, *numbers):
             return
-    twins.local_step(xp, w, g, m, step)
+    twins.local_step(xp, start, g, end, step, origin)
 
 
 def canonical_sum(xp: Any, terms: Terms, out: Any) -> None:
@@ -98,6 +103,10 @@ def reduce_per_rate(xp: Any, terms: Terms, start: Pair, end: Pair, factors: tupl
 def apply(xp: Any, move: Move, mu: float, rate: float) -> None:
     """One move, outside a meeting."""
     terms, arrays = move.terms, move.arrays
+    if move.decay is not None:
+        step, a = LocalStep(rate, weight_decay=move.decay, decayed=arrays[0].size), arrays[0]
+        for part in terms.parts:
+            local_step(xp, (a, None), part, (part, None), step, origin=a)
     if move.rule == SUM:
         canonical_sum(xp, terms, *arrays)
     elif move.rule == STATISTICS:
@@ -112,7 +121,7 @@ def meeting(xp: Any, barrier: Barrier, moves: Sequence[Move], hub: int = NO_HUB)
     """The meeting of the barrier's members, compiled where barrier, parts and arrays are. Raises ValueError where
     sizes differ, or a hub is given that cannot be used."""
     if cpu is not None and xp is np and isinstance(barrier, cpu.Barrier):
-        listed = tuple((move.terms.compiled, move.rule, move.arrays, move.terms.scale) for move in moves)
+        listed = tuple((one.terms.compiled, one.rule, one.arrays, one.terms.scale, one.decay) for one in moves)
         try:
             return cpu.Meeting(barrier, listed, hub)
         except TypeError:  # not C-contiguous float32 or float64: the twin's

@@ -24,11 +24,15 @@ NO_HUB = -1
 @dataclass(frozen=True)
 class Move:
     """One pass: `rule` on the terms and on `arrays`, first those that are read, then those that are written:
-    (out), (a, a_out), (a, v, a_out, v_out), (a, v, a_out, v_out)."""
+    (out), (a, a_out), (a, v, a_out, v_out), (a, v, a_out, v_out).
+
+    With a `decay`, the parts are the gradients of a local step from a, with that weight decay and without momentum,
+    and what it displaces is to be added. They may be overwritten."""
 
     terms: Terms
     rule: int
     arrays: tuple[Any, ...]
+    decay: float | None = None
 
 
 class Meeting(Protocol):

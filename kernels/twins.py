@@ -23,35 +23,44 @@ def delta(xp: Any, w: Any, a: Any, out: Any) -> None:
     xp.subtract(w, a, out=out)
 
 
-def local_step(xp: Any, w: Any, g: Any, m: Any | None, step: Any) -> None:
-    """One step of SGD on w (and m) by the gradient g, which stays; `step` is a `LocalStep`.
+def local_step(xp: Any, start: Any, g: Any, end: Any, step: Any, origin: Any | None = None) -> None:
+    """One step of SGD from start = (w, m) by the gradient g to end = (w', m'); `step` is a `LocalStep`.
 
     g' = g + weight_decay*w for the first `decayed` elements, g elsewhere;
-    m <- beta*m + g';  w <- w - rate*m, or w <- w - rate*(g' + beta*m) (Nesterov), or w <- w - rate*g' without m."""
-    _same_size(w, g, *([] if m is None else [m]))
-    if not 0 <= step.decayed <= w.size:
-        raise ValueError(f"decayed is {step.decayed}, and the array has {w.size} elements")
+    m' = beta*m + g';  w' = w - rate*m', or w - rate*(g' + beta*m') (Nesterov), or w - rate*g' without an m;
+    with an origin a, w' - a (w' rounded first) takes the place of w'."""
+    arrays = (*start, g, *end, origin)
+    _same_size(*(array for array in arrays if array is not None))
+    if not 0 <= step.decayed <= g.size:
+        raise ValueError(f"decayed is {step.decayed}, and the array has {g.size} elements")
     decayed = step.decayed if step.weight_decay else 0
+    work = xp.empty((2, min(BLOCK, g.size) if xp is np else g.size), g.dtype)
     for part, decay in ((slice(0, decayed), step.weight_decay), (slice(decayed, None), 0.0)):
-        work = xp.empty(min(BLOCK, w.size) if xp is np else w.size, w.dtype)
-        for at in _blocks(xp, part, w.size):
-            _step_block(xp, w[at], g[at], None if m is None else m[at], step, decay, work[: at.stop - at.start])
+        for at in _blocks(xp, part, g.size):
+            here = [None if array is None else array[at] for array in arrays]
+            _step_block(xp, here, step, decay, work[:, : at.stop - at.start])
 
 
-def _step_block(xp: Any, w: Any, g: Any, m: Any | None, step: Any, decay: float, work: Any) -> None:
-    direction = g
+def _step_block(xp: Any, arrays: Sequence[Any], step: Any, decay: float, work: Any) -> None:
+    (w, m, g, w_out, m_out, origin), (direction, move) = arrays, work
+    xp.copyto(direction, g)
     if decay:
-        direction = xp.multiply(w, decay)
-        xp.add(g, direction, out=direction)
+        xp.multiply(w, decay, out=move)
+        xp.add(direction, move, out=direction)
     if m is not None:
-        xp.multiply(m, step.beta, out=m)
-        xp.add(m, direction, out=m)
+        xp.multiply(m, step.beta, out=m_out)
+        xp.add(m_out, direction, out=m_out)
         if step.nesterov:
-            xp.multiply(m, step.beta, out=work)
-            xp.add(direction, work, out=work)
-        direction = work if step.nesterov else m
-    xp.multiply(direction, step.rate, out=work)
-    xp.subtract(w, work, out=w)
+            xp.multiply(m_out, step.beta, out=move)
+            xp.add(direction, move, out=direction)
+        else:
+            direction = m_out
+    xp.multiply(direction, step.rate, out=move)
+    if origin is None:
+        xp.subtract(w, move, out=w_out)
+    else:
+        xp.subtract(w, move, out=move)
+        xp.subtract(move, origin, out=w_out)
 
 
 def momentum_step(xp: Any, m: Any, g: Any, beta: float, nesterov: bool, work: Any) -> Any:

@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-/* `format` becomes 'f', 'd', 'e', 'H' or 'l' (64-bit integers of any name); anything else does not fit. */
-verdict take_view(Py_buffer *view, PyObject *object, int access, char *format) {
+/* An array of any number of axes. `format` becomes 'f', 'd', 'e', 'B', 'H' or 'l' (64-bit integers of any name);
+   anything else does not fit. */
+verdict take_block(Py_buffer *view, PyObject *object, int access, char *format) {
     if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | access) < 0) {
         PyErr_Clear();
         return OTHER;
@@ -12,7 +13,15 @@ verdict take_view(Py_buffer *view, PyObject *object, int access, char *format) {
     const char *name = view->format ? view->format : "B";
     *format = name[0];
     if (strchr("lLqQ", *format) && view->itemsize == 8) *format = 'l';
-    if (view->ndim == 1 && name[0] && !name[1] && strchr("fdeHl", *format)) return FITS;
+    if (name[0] && !name[1] && strchr("fdeBHl", *format)) return FITS;
+    PyBuffer_Release(view);
+    return OTHER;
+}
+
+/* The same of a flat array, without bytes. */
+verdict take_view(Py_buffer *view, PyObject *object, int access, char *format) {
+    verdict fit = take_block(view, object, access, format);
+    if (fit != FITS || (view->ndim == 1 && *format != 'B')) return fit;
     PyBuffer_Release(view);
     return OTHER;
 }

@@ -12,14 +12,17 @@ enum { READ = 0, WRITE = PyBUF_WRITABLE };
 
 /* Arrays of one call: of one format and one size. */
 typedef struct {
-    Py_buffer views[5];
+    Py_buffer views[6];
     int count;
     char format;
     Py_ssize_t size;
 } arrays;
 
+verdict take_block(Py_buffer *view, PyObject *object, int access, char *format);
 verdict take_view(Py_buffer *view, PyObject *object, int access, char *format);
 verdict take(arrays *taken, PyObject *object, int access);
+
+PyObject *no_such_call(const char *usage);
 
 /* Release what was taken; True, False, or NULL with the exception. */
 PyObject *give_back(arrays *taken, verdict fit);
@@ -54,6 +57,21 @@ typedef struct {
     size_t count;
     int64_t me;
 } Barrier;
+
+/* layers.c */
+PyObject *cpu_unfold(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_fold(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_max_pool(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_max_pool_gradient(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_mirror(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_moments(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_affine(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_masked(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_gradient_moments(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *cpu_affine_gradient(PyObject *self, PyObject *const *args, Py_ssize_t count);
+
+/* batches.c */
+PyObject *cpu_gather(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 extern PyType_Spec terms_spec, barrier_spec, meeting_spec;
 int add_type(PyObject *module, PyType_Spec *spec, const char *name);

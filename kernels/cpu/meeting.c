@@ -44,16 +44,21 @@ static int hold(Move *move, PyObject *array, int access) {
     return -1;
 }
 
-/* (terms, rule, (arrays...), scale): first the arrays that are read, then those that are written. */
+/* (terms, rule, (arrays...), scale, decay): first the arrays that are read, then those that are written; a decay that is
+   not None says that the parts are gradients. */
 static int fill(Move *move, PyObject *given, PyTypeObject *terms_type) {
-    PyObject *terms, *listed;
+    PyObject *terms, *listed, *decay;
     int rule;
-    if (!PyArg_ParseTuple(given, "O!iO!d", terms_type, &terms, &rule, &PyTuple_Type, &listed, &move->move.scale)) return -1;
+    if (!PyArg_ParseTuple(given, "O!iO!dO", terms_type, &terms, &rule, &PyTuple_Type, &listed, &move->move.scale, &decay))
+        return -1;
     if (rule < SHOAL_SUM || rule > SHOAL_PER_RATE || PyTuple_GET_SIZE(listed) != shapes[rule].inputs + shapes[rule].outputs) {
         PyErr_SetString(PyExc_ValueError, "a move has no such rule, or not its number of arrays");
         return -1;
     }
     int inputs = shapes[rule].inputs, outputs = shapes[rule].outputs;
+    move->move.gradients = inputs && decay != Py_None;
+    move->move.decay = move->move.gradients ? PyFloat_AsDouble(decay) : 0;
+    if (PyErr_Occurred()) return -1;
     Py_INCREF(terms);
     move->terms = (Terms *)terms;
     for (int i = 0; i < inputs + outputs; i++)

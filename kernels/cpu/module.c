@@ -5,7 +5,7 @@
    ValueError. The GIL is released around work that takes longer than handing it over and back does. */
 #include "binding.h"
 
-static PyObject *no_such_call(const char *usage) { return PyErr_Format(PyExc_TypeError, "the call is %s", usage); }
+PyObject *no_such_call(const char *usage) { return PyErr_Format(PyExc_TypeError, "the call is %s", usage); }
 
 static PyObject *cpu_delta(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
@@ -25,29 +25,40 @@ static PyObject *cpu_delta(PyObject *self, PyObject *const *args, Py_ssize_t cou
     return give_back(&taken, fit);
 }
 
+/* An array that may be None; *at becomes its memory. */
+static verdict take_memory(arrays *taken, PyObject *object, int access, void **at) {
+    *at = NULL;
+    if (object == Py_None) return FITS;
+    verdict fit = take(taken, object, access);
+    if (fit == FITS) *at = taken->views[taken->count - 1].buf;
+    return fit;
+}
+
 static PyObject *cpu_local_step(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 8) return no_such_call("local_step(w, g, m, rate, beta, nesterov, weight_decay, decayed)");
-    shoal_step step = {.rate = PyFloat_AsDouble(args[3]), .beta = PyFloat_AsDouble(args[4])};
-    step.nesterov = PyObject_IsTrue(args[5]);
-    step.decay = PyFloat_AsDouble(args[6]);
+    if (count != 11)
+        return no_such_call("local_step(w, m, g, a, w_out, m_out, rate, beta, nesterov, weight_decay, decayed)");
+    shoal_step step = {.rate = PyFloat_AsDouble(args[6]), .beta = PyFloat_AsDouble(args[7])};
+    step.nesterov = PyObject_IsTrue(args[8]);
+    step.decay = PyFloat_AsDouble(args[9]);
     step.decays = step.decay != 0;
-    Py_ssize_t decayed = PyLong_AsSsize_t(args[7]);
+    Py_ssize_t decayed = PyLong_AsSsize_t(args[10]);
     if (PyErr_Occurred()) return NULL;
     arrays taken = {0};
-    verdict fit = take(&taken, args[0], WRITE);
-    if (fit == FITS) fit = take(&taken, args[1], READ);
-    if (fit == FITS && args[2] != Py_None) fit = take(&taken, args[2], WRITE);
+    verdict fit = FITS;
+    void *at[6];
+    for (int i = 0; i < 6 && fit == FITS; i++) fit = take_memory(&taken, args[i], i < 4 ? READ : WRITE, &at[i]);
+    if (fit == FITS && (!at[0] || !at[2] || !at[4] || !at[1] != !at[5])) fit = OTHER;
     if (fit == FITS && (decayed < 0 || decayed > taken.size)) {
         PyErr_Format(PyExc_ValueError, "decayed is %zd, and the array has %zd elements", decayed, taken.size);
         fit = WRONG;
     }
     if (fit == FITS) {
-        void *w = taken.views[0].buf, *g = taken.views[1].buf, *m = taken.count > 2 ? taken.views[2].buf : NULL;
+        step.w = at[0], step.m = at[1], step.g = at[2], step.a = at[3], step.w_out = at[4], step.m_out = at[5];
         step.decayed = (size_t)decayed;
         WITHOUT_GIL(bytes_of(&taken), {
-            if (taken.format == 'f') shoal_local_step_f32(w, g, m, (size_t)taken.size, &step);
-            else shoal_local_step_f64(w, g, m, (size_t)taken.size, &step);
+            if (taken.format == 'f') shoal_local_step_f32(&step, (size_t)taken.size);
+            else shoal_local_step_f64(&step, (size_t)taken.size);
         })
     }
     return give_back(&taken, fit);
@@ -88,11 +99,23 @@ static PyObject *cpu_unpack(PyObject *self, PyObject *const *args, Py_ssize_t co
     return count == 2 ? convert(args[1], args[0], 0) : no_such_call("unpack(packed, out)");
 }
 
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))cpu_##name, METH_FASTCALL, NULL}
 static PyMethodDef functions[] = {
-    {"delta", (PyCFunction)(void (*)(void))cpu_delta, METH_FASTCALL, NULL},
-    {"local_step", (PyCFunction)(void (*)(void))cpu_local_step, METH_FASTCALL, NULL},
-    {"pack", (PyCFunction)(void (*)(void))cpu_pack, METH_FASTCALL, NULL},
-    {"unpack", (PyCFunction)(void (*)(void))cpu_unpack, METH_FASTCALL, NULL},
+    METHOD(delta),
+    METHOD(local_step),
+    METHOD(pack),
+    METHOD(unpack),
+    METHOD(unfold),
+    METHOD(fold),
+    METHOD(max_pool),
+    METHOD(max_pool_gradient),
+    METHOD(mirror),
+    METHOD(moments),
+    METHOD(affine),
+    METHOD(masked),
+    METHOD(gradient_moments),
+    METHOD(affine_gradient),
+    METHOD(gather),
     {NULL, NULL, 0, NULL},
 };
 

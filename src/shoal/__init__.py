@@ -20,8 +20,8 @@ _HOMES = {
     "shoal.errors": ("InputError", "ShoalError", "Stopped"),
     "shoal.data.sets": ("DataSet",),
     "shoal.model": (
-        "AveragePool", "BatchNorm", "Conv2d", "Flatten", "GlobalPool", "Linear", "MaxPool", "ReLU", "Residual",
-        "Sequential", "Sigmoid",
+        "AveragePool", "BatchNorm", "Conv2d", "Dropout", "Flatten", "GlobalPool", "Linear", "MaxPool", "ReLU",
+        "Residual", "Sequential", "Sigmoid", "SqueezeExcitation", "resnet18", "resnet20", "senet18",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -30,10 +30,12 @@ __all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return importlib.import_module("shoal.torch")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "torch"])

@@ -40,6 +40,13 @@ class Backend:
         array.fill(0)
         return array
 
+    def read_only(self, array: Array) -> Array:
+        """The same memory as an array that refuses to be written, where the library has such (NumPy)."""
+        if isinstance(array, np.ndarray):
+            array = array.view()
+            array.flags.writeable = False
+        return array
+
     def to_host(self, array: Array) -> np.ndarray:
         """The array as NumPy: itself on the CPU, a copy from a GPU."""
         return array if isinstance(array, np.ndarray) else array.get()

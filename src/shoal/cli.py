@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -208,7 +209,9 @@ def compare(directories: tuple[Path, ...], target: float | None, style: str, cla
 
 
 @commands.command()
-@click.option("-o", "--output", type=_FILE, required=True, help="model.npz or model.safetensors")
+@click.option(
+    "-o", "--output", type=_FILE, required=True, help="model.npz, model.safetensors or model.pt (a state_dict)"
+)
 @click.argument("directory", type=_FILE)
 def export(directory: Path, output: Path) -> None:
     """The trained parameters by name, from a run's newest checkpoint."""
@@ -234,6 +237,96 @@ def data(name: str, root: Path) -> None:
     from shoal.data.download import fetch_cifar10
 
     click.echo(f"{name} is in {fetch_cifar10(root)}")
+
+
+_JOB = (
+    click.argument("machine"),
+    click.argument("config", type=_FILE),
+    _set,
+    _out,
+    click.option("-n", "--ranks", type=click.IntRange(1), help="Default: as many as learners at most."),
+    click.option("--learners-per-rank", type=click.IntRange(1), default=1, help="To start fewer ranks than learners."),
+    click.option("--ranks-per-node", type=click.IntRange(1), help="Default: one a device, or one a core."),
+    click.option("--cores-per-rank", type=click.IntRange(1), help="Default: a device's share, or run.threads."),
+    click.option("--gpus-per-rank", type=click.IntRange(0), help="Default: 1 where there are any."),
+    click.option("-t", "--time", help="90m, 2h, 1d12h, 1:30:00. Default: 1h; local: no limit."),
+    click.option("--grace", help="The warning comes so long before the limit. Default: 4m."),
+    click.option("--signal", type=click.Choice(["USR1", "USR2", "URG"]), help="The warning. Default: USR2."),
+    click.option("--after-limit", type=click.Choice(["none", "requeue", "chain"]), help="How to go on. Default: none."),
+    click.option("--max-links", type=click.IntRange(0), help="How often. Default: 10."),
+    click.option("--max-restarts", type=click.IntRange(0), help="Of the ranks in one job, after 75. Default: 2."),
+    click.option(
+        "--recovery", is_flag=True, default=None, help="Ranks outlive a rank: the launcher must not end them."
+    ),
+    click.option("--name", help="Of the job. Default: the config's."),
+    click.option("-A", "--account"),
+    click.option("-q", "--queue", help="Or partition."),
+    click.option("--qos"),
+    click.option("-C", "--constraint"),
+    click.option("--reservation"),
+    click.option("--launcher", type=click.Choice(["srun", "jsrun", "mpiexec"]), help="Instead of the machine's."),
+    click.option("--mpi", "plugin", help="srun --mpi=, instead of the machine's."),
+    click.option("--stage", help="A .tar of the Python environment, unpacked on each node's own disk."),
+    click.option("--python", default=sys.executable, help="The interpreter there. Default: the one that runs this."),
+    click.option("--directive", "directives", multiple=True, help="One more, e.g. --mail-type=END."),
+    click.option("--skip", multiple=True, help="An option to leave out, e.g. --signal."),
+    click.option("--setup", multiple=True, help="A shell line, after the modules are loaded."),
+)
+"""The arguments and options of a batch job: fields of a Layout and a JobSpec."""
+
+
+def _job(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in reversed(_JOB):
+        command = decorate(command)
+    return command
+
+
+@commands.command()
+@_job
+def render(**options: Any) -> None:
+    """Print the batch script that trains CONFIG on MACHINE: a name, or a file (./mine.toml)."""
+    from shoal.jobs.render import render as text
+    from shoal.jobs.spec import ask
+
+    click.echo(text(ask(**options)), nl=False)
+
+
+@commands.command()
+@_job
+def submit(**options: Any) -> None:
+    """Write that script to the run directory, submit it, and print the job's id."""
+    from shoal.jobs.spec import ask
+    from shoal.jobs.submit import submit as send
+
+    click.echo(send(ask(**options)))
+
+
+@commands.command()
+@click.argument("directory", type=_FILE)
+def status(directory: Path) -> None:
+    """What the scheduler says of the job in a run directory, and how far the run is."""
+    from shoal.jobs.submit import status as lines
+
+    for line in lines(directory):
+        click.echo(line)
+
+
+@commands.command()
+@click.argument("directory", type=_FILE)
+def cancel(directory: Path) -> None:
+    """End the job in a run directory; its ranks save a checkpoint if the scheduler leaves them the time."""
+    from shoal.jobs.submit import cancel as end
+
+    click.echo(f"told the scheduler to end job {end(directory)}")
+
+
+@commands.command()
+@click.option("--mpi", "plugin", default="", help="As srun has it. Default: the site's.")
+def preflight(plugin: str) -> None:
+    """Whether srun and mpi4py's MPI understand each other; batch scripts ask before they start ranks."""
+    from shoal.jobs.preflight import check_srun
+
+    click.echo(check_srun(plugin))
 
 
 @commands.command()

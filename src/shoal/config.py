@@ -6,23 +6,23 @@ schedule or a data set means is checked by the room that knows it.
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shoal.errors import InputError
+from shoal.refusals import Shape, explain
 
 Positive = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]
+_Kind = TypeVar("_Kind", bound=Struct)
 _NARROW = ("ring", "recursive-doubling", "rabenseifner")
 _ANY_ORDER = (*_NARROW, "native")
 
@@ -42,6 +42,12 @@ class Data(_Section, frozen=True):
     """digits-noisy: the share of training labels that is randomised"""
     validation: Share = 0.0
     """the share of the training set held out for targets and early stopping"""
+    normalise: Literal["none", "channel"] = "none"
+    """none: as they come, bytes as 0 .. 1; channel: mean 0, standard deviation 1 over the training set, by channel"""
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """training images moved at random by up to `pad` pixels, zeros beyond the edge; crop-flip: half of them mirrored"""
+    pad: Annotated[int, Meta(ge=0)] = 4
+    """crop, crop-flip: the most pixels an image is moved; 0: it is only mirrored"""
     shape: tuple[Positive, ...] = (8, 8, 1)
     """synthetic: shape of one sample, (height, width, channels) or (features,)"""
     classes: Annotated[int, Meta(ge=2)] | None = None
@@ -56,15 +62,17 @@ class Model(_Section, frozen=True):
     """[model]: the net and its loss."""
 
     net: str = "convnet-s"
-    """mlp or convnet-s"""
-    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
-    """cross-entropy for labels, mse for regression targets"""
+    """mlp, convnet-s, resnet18, resnet20 or senet18"""
+    loss: Literal["cross-entropy", "mse", "own"] = "cross-entropy"
+    """cross-entropy for labels, mse for regression targets; own: a function of a PyTorch model"""
     hidden: tuple[Positive, ...] = (64,)
     """mlp: widths of the hidden layers"""
+    dropout: Share = 0.0
+    """mlp: the share of each hidden layer's outputs that is dropped in training, by sample and epoch"""
     width: Positive = 16
-    """convnet-s: channels of the first convolution"""
+    """all but mlp: channels of the first convolution; 64 is the paper's resnet18 and senet18"""
     batchnorm: bool = False
-    """convnet-s: batch norm after each convolution"""
+    """mlp, convnet-s: batch norm before each ReLU; the others always have it"""
 
 
 class Train(_Section, frozen=True):
@@ -76,6 +84,8 @@ class Train(_Section, frozen=True):
     """samples of one learner's step; with batch_mode = "global", of all learners together"""
     batch_mode: Literal["per_learner", "global"] = "per_learner"
     """per_learner: `P*B` grows with P; global: `P*B` stays at batch"""
+    micro_batch: Annotated[int, Meta(ge=0)] = 0
+    """compute a batch in pieces of at most so many samples, to save memory; batch norm sees pieces; 0: at once"""
     local_momentum: Share = 0.0
     """beta of `m <- beta*m + g`"""
     nesterov: bool = False
@@ -163,6 +173,8 @@ class Run(_Section, frozen=True):
     """how ranks that share no memory reduce; the first three keep the canonical order"""
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     """how numbers travel between them; narrow ones by ring, recursive-doubling and rabenseifner"""
+    prefetch: bool = False
+    """make the next batch in a thread while the step computes: for sets that are slow to give a sample"""
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
     heartbeat_s: Rate = 1.0
@@ -183,6 +195,10 @@ class Run(_Section, frozen=True):
     """a checkpoint every so many epochs; 0: only at the end or on a stop"""
     keep: Positive = 2
     """checkpoints kept"""
+    stop_margin_s: Amount = 60.0
+    """before the end of its batch job, a run stops with a checkpoint; so long before, besides what a round takes"""
+    give_back_nodes: bool = False
+    """in a Slurm job: release whole nodes that the rest of the schedule has no learners for, by a restart on fewer"""
 
 
 class Config(_Section, frozen=True):
@@ -212,7 +228,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises InputError."""
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"config {path} cannot be read ({error.strerror}); name an existing TOML file") from None
     except ValueError as error:
@@ -225,7 +241,7 @@ def override(tree: dict[str, Any], text: str) -> None:
     if not equals or not all(path.strip().split(".")):
         raise InputError(f"--set {text} must have the form section.key=value, e.g. averaging.momentum=0.5")
     try:
-        parsed = _parse(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except ValueError:
         parsed = value.strip()
     put(tree, path.strip(), parsed)
@@ -243,13 +259,19 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
 
 def from_tree(tree: Mapping[str, Any], source: str) -> Config:
     """A checked Config from nested dicts; `source` names it in errors. Raises InputError."""
-    try:
-        config = msgspec.convert(dict(tree), Config, strict=True)
-    except msgspec.ValidationError as error:
-        raise InputError(_explain(str(error), tree, source)) from None
+    config = convert(tree, Config, source)
     _check_finite(msgspec.to_builtins(config), (), source)
     _check(config, source)
     return config
+
+
+def convert(tree: Mapping[str, Any], kind: type[_Kind], source: str) -> _Kind:
+    """A Struct of this kind from nested dicts; `source` names them in errors. Raises InputError."""
+    try:
+        return msgspec.convert(dict(tree), kind, strict=True)
+    except msgspec.ValidationError as error:
+        settable = kind is Config
+        raise InputError(explain(str(error), tree, source, Shape(kind, Stage, settable))) from None
 
 
 def dump(config: Config) -> str:
@@ -281,7 +303,8 @@ def differences(left: Config, right: Config) -> list[str]:
     return found
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -346,48 +369,3 @@ def _check(config: Config, source: str) -> None:
     ):
         if broken:
             raise InputError(f"{source}: {sentence}")
-
-
-def _explain(message: str, tree: Mapping[str, Any], source: str) -> str:
-    """msgspec's message as a sentence with the value and the way out."""
-    rule, _, where = message.partition(" - at `$")
-    path = [part for part in re.split(r"[.\[\]`]+", where) if part]
-    if unknown := re.search(r"unknown field `(.*)`", rule):
-        return _explain_unknown(unknown[1], path, source)
-    value: Any = tree
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else _item(value, part)
-    name = ".".join(path) or "the config"
-    if missing := re.search(r"missing required field `(.*)`", rule):
-        return f"{source}: {name} has no `{missing[1]}`, which it needs; add it"
-    rule = re.sub(r"`", "", rule.replace("Expected `", "expected `")).replace("Invalid enum value", "invalid value")
-    inside_list = any(part.isdigit() for part in path)
-    way_out = "change it there" + ("" if inside_list else f" or with --set {name}=...")
-    if choices := _choices(path):
-        rule += f" (known: {', '.join(choices)})"
-    return f"{source}: {name} = {value!r} cannot be used: {rule}; {way_out}"
-
-
-def _item(value: Any, part: str) -> Any:
-    return value[int(part)] if isinstance(value, (list, tuple)) and part.isdigit() else value
-
-
-def _explain_unknown(key: str, path: list[str], source: str) -> str:
-    section: Any = Config
-    for part in path:
-        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, Stage)
-        section = section if isinstance(section, type) and issubclass(section, Struct) else Stage
-    known = list(section.__struct_fields__)
-    close = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-    return f"{source}: {'.'.join([*path, key])} is not a known key; {hint}"
-
-
-def _choices(path: list[str]) -> list[str]:
-    """The allowed words of a Literal field."""
-    section: Any = Config
-    for part in path:
-        if not (isinstance(section, type) and issubclass(section, Struct)):
-            return []
-        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part)
-    return [word for kind in (section, *get_args(section)) for word in get_args(kind) if isinstance(word, str)]

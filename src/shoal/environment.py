@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ import numpy as np
 import shoal
 from shoal import kernels
 
-SAME_BITS = ("cpu", "blas", "threads", "numpy")
+SAME_BITS = ("cpu", "blas", "threads", "numpy", "torch")
 """What must be equal for a resumed run to have the bits of the uninterrupted one."""
 
 
 def limit_threads(threads: int) -> None:
-    """Let the BLAS of this process use so many threads, whatever the environment says."""
+    """Let the BLAS of this process use so many threads, and PyTorch, whatever the environment says."""
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
 
 
 def describe() -> dict[str, Any]:
@@ -39,7 +42,14 @@ def describe() -> dict[str, Any]:
         **_blas(),
         "backend": "numpy",
         "kernels": kernels.backing(),
+        **_torch(),
     }
+
+
+def _torch() -> dict[str, str]:
+    """The version of PyTorch, where this process has imported it."""
+    torch = sys.modules.get("torch")
+    return {"torch": str(torch.__version__)} if torch else {}
 
 
 def _cpu() -> str:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from dataclasses import dataclass
-
-import numpy as np
 
 from shoal import config as configs
 from shoal.backend import Backend, numpy_backend
 from shoal.config import Config
-from shoal.data.batches import Batches
+from shoal.data.augmentation import augmentation
+from shoal.data.batches import Batches, BatchSource
+from shoal.data.mapstyle import MapData
 from shoal.data.order import SampleOrder
-from shoal.data.sets import DataSet, open_set
+from shoal.data.sets import DataSet, normalised, open_set
 from shoal.elastic.plan import Plan, make_plan
 from shoal.elastic.policy import Policy
+from shoal.errors import InputError
 from shoal.model.gradient import Model, check_fit
 from shoal.model.layer import Layer
 from shoal.model.nets import build
+from shoal.model.trainable import OwnModel, Trainable
 from shoal.sgd.optimizer import LocalSGD
 
 
@@ -28,10 +29,10 @@ class Job:
 
     config: Config
     backend: Backend
-    data: DataSet
+    data: DataSet | MapData
     plan: Plan
-    model: Model
-    batches: Batches
+    model: Trainable
+    batches: BatchSource
     local: LocalSGD
     policy: Policy | None = None
     """what decides on the size while it runs, beside the schedule"""
@@ -42,23 +43,46 @@ class Job:
 
     @functools.cached_property
     def data_sum(self) -> str:
-        """A checksum over all samples and targets, and how samples are mapped."""
-        splits = [split for split in (self.data.train, self.data.test, self.data.validation) if split is not None]
-        total = 0
-        for array in (self.data.shift, self.data.scale, *(a for split in splits for a in (split.x, split.y))):
-            total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(repr(array.shape).encode(), total))
-        return f"{total:08x}"
+        """The data's checksum."""
+        return self.data.checksum()
 
 
-def prepare(config: Config, data: DataSet | None = None, net: Layer | None = None, policy: Policy | None = None) -> Job:
+def prepare(
+    config: Config,
+    data: DataSet | MapData | None = None,
+    net: Layer | OwnModel | None = None,
+    policy: Policy | None = None,
+) -> Job:
     """Open the data, build the net, work out the plan. Raises InputError if they do not fit together."""
     backend = numpy_backend()
     data = open_set(config.data, config.seed) if data is None else data
+    if isinstance(data, DataSet) and config.data.normalise == "channel":
+        data = normalised(data)
     plan = make_plan(config, len(data.train))
-    net = build(config.model, data.sample_shape, data.outputs) if net is None else net
-    model = Model(net, data.sample_shape, config.model.loss, backend)
-    check_fit(data, model)
-    batches = Batches(data, SampleOrder(len(data.train), config.seed), backend)
+    model = _model(config, data, net, backend)
+    batches = _batches(config, data, backend)
     local = LocalSGD(model, batches, config.train, backend)
-    local.rehearse(min(stage.batch for stage in plan.stages))
+    local.rehearse(stage.batch for stage in plan.stages)
     return Job(config, backend, data, plan, model, batches, local, policy)
+
+
+def _model(config: Config, data: DataSet | MapData, net: Layer | OwnModel | None, backend: Backend) -> Trainable:
+    """The user's model, or one of the net, or of the net that the config names."""
+    if isinstance(net, OwnModel):
+        net.prepare(data, backend, config.seed)
+        return net
+    net = build(config.model, data.sample_shape, data.outputs) if net is None else net
+    model = Model(net, data.sample_shape, config.model.loss, backend, seed=config.seed)
+    check_fit(data, model)
+    return model
+
+
+def _batches(config: Config, data: DataSet | MapData, backend: Backend) -> BatchSource:
+    order = SampleOrder(len(data.train), config.seed)
+    if isinstance(data, DataSet):
+        moves = augmentation(config.data, len(data.train), data.sample_shape, config.seed)
+        return Batches(data, order, backend, moves, config.run.prefetch)
+    for key in ("normalise", "augment"):
+        if (value := getattr(config.data, key)) != "none":
+            raise InputError(f'data.{key} is "{value}", and is for arrays; do it in the __getitem__ of your dataset')
+    return data.batches(order, backend)

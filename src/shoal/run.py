@@ -6,8 +6,9 @@ or written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ import msgspec
 import numpy as np
 
 from shoal import environment, errors, kernels
+from shoal.allocation import Allocation
 from shoal.comm.collectives import broadcast_bytes
-from shoal.comm.world import World, usable_cores
+from shoal.comm.joining import come
+from shoal.comm.world import World
 from shoal.config import Config
+from shoal.data.mapstyle import MapData
 from shoal.data.sets import DataSet
 from shoal.elastic.master import Decision
 from shoal.elastic.plan import warnings
 from shoal.elastic.policy import Policy
-from shoal.elastic.supply import come
 from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.model.layer import Layer
+from shoal.model.trainable import OwnModel
 from shoal.record.recorder import OnEvent, Recorder
 from shoal.training import Training
 
@@ -55,18 +59,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Request:
-    """What to run. out: the run directory (None records nothing); data and net replace the config's."""
+    """What to run. out: the run directory (None records nothing); data and net replace the config's; here: what
+    launcher and scheduler say."""
 
     config: Config
     out: Path | None = None
     resume: bool = False
     patient: bool = True
     """on a resume, wait for the lease of a job that is just ending"""
-    data: DataSet | None = None
-    net: Layer | None = None
+    data: DataSet | MapData | None = None
+    net: Layer | OwnModel | None = None
     policy: Policy | None = None
     listen: Callable[[], Sequence[OnEvent]] = tuple
     """makes the listeners, on the rank that is or becomes the master"""
+    here: Allocation = field(default_factory=Allocation)
 
 
 def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> Result:
@@ -77,8 +83,9 @@ def run(world: World, request: Request, stop_requested: Callable[[], bool]) -> R
     job = _prepare(world, request)
     recorder = _open(world, request)
     try:
-        return _train(world, job, recorder, stop_requested)
+        return _train(world, job, recorder, Training(job, world, recorder, stop_requested, request.here))
     finally:
+        job.batches.close()
         recorder.close()
 
 
@@ -119,18 +126,17 @@ def join(request: Request, recovers: bool, stop_requested: Callable[[], bool]) -
     run = request.config.run
     environment.limit_threads(run.threads)
     job = prepare(request.config, request.data, request.net, request.policy)
-    joined = come(job.fingerprint(), usable_cores())
+    joined = come(job.fingerprint())
     world = World(joined.spawner.top, job.backend, run.timeout_s, recovers=recovers, seats=joined.welcome.seats)
     world.generation = joined.welcome.generation
     world.watch_every(run.heartbeat_s)
     recorder = Recorder(request.out, request.config, request.listen)
-    training = Training(job, world, recorder, stop_requested, joined)
+    training = Training(job, world, recorder, stop_requested, request.here, joined)
     end = training.run()
     return world, None if training.released else _result(world, job, recorder, training, end)
 
 
-def _train(world: World, job: Job, recorder: Recorder, stop_requested: Callable[[], bool]) -> Result:
-    training = Training(job, world, recorder, stop_requested)
+def _train(world: World, job: Job, recorder: Recorder, training: Training) -> Result:
     problem = ""
     if world.is_master:
         try:
@@ -169,6 +175,7 @@ def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> No
         "nodes": world.nodes,
         "mpi": world.library,
         "reductions": training.memory if isinstance(training.memory, str) else "in the node's shared memory",
+        **_allocated(training.here),
     }
     if recorder.resumed is not None:
         training.restore(*recorder.resumed)
@@ -180,8 +187,13 @@ def _begin(world: World, job: Job, recorder: Recorder, training: Training) -> No
         recorder.event("header", format=1, **_what(job), **here)
         for text in warnings(job.plan):
             recorder.event("warning", text=text)
-    for text in _slow_paths(world, job, training):
+    for text in (*_slow_paths(world, job, training), *_idle_nodes(world, job, training.here)):
         recorder.event("warning", text=text)
+
+
+def _allocated(here: Allocation) -> dict[str, Any]:
+    left_s = None if here.end_time_s is None else here.end_time_s - time.time()
+    return {"launcher": here.launcher, "job": here.job, "hosts": len(here.hosts), "time_left_s": left_s}
 
 
 def _what(job: Job) -> dict[str, Any]:
@@ -213,9 +225,20 @@ def _slow_paths(world: World, job: Job, training: Training) -> Iterator[str]:
         yield f"reductions go by messages, and every rank keeps a state of its own: {training.memory}"
 
 
+def _idle_nodes(world: World, job: Job, here: Allocation) -> Iterator[str]:
+    """What makes this job dearer than it could be."""
+    if world.nodes < len(here.hosts):
+        yield f"the job has {len(here.hosts)} hosts, and its ranks sit on {world.nodes}: the others are paid and idle"
+    if job.config.run.give_back_nodes and not here.gives_back:
+        yield (
+            "run.give_back_nodes is set, and this job's script cannot release nodes: all are kept to the end, and "
+            "allocated and busy rank-seconds are counted apart"
+        )
+
+
 def _warn_of_other_bits(recorder: Recorder, here: dict[str, Any]) -> None:
     header = next((event for event in recorder.history() if event["event"] == "header"), {})
-    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here[key]]
+    changed = [key for key in environment.SAME_BITS if key in header and header[key] != here.get(key)]
     if changed:
         recorder.event(
             "warning",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from shoal import errors
+from shoal import allocation, errors
 from shoal.backend import numpy_backend
 from shoal.comm import lifeline
 from shoal.comm.world import World
@@ -26,6 +27,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
     try:
         world = World(life.comm, numpy_backend(), recovers=life.recovers)
         try:
+            allocation.check_joined(allocation.read(os.environ), world.size, world.library)
             status = work(world, life)
         except errors.ShoalError as error:
             if not error.agreed:

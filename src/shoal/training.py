@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 
 from shoal import evaluation
+from shoal.allocation import Allocation
 from shoal.comm.group import Group
+from shoal.comm.joining import Joined
 from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory, Sizes
 from shoal.comm.tuning import make_tuner
@@ -22,12 +24,14 @@ from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, Outside, facts
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
-from shoal.elastic.supply import CHANGES, Joined, memory_and_supply
+from shoal.elastic.stopping import Deadline, nodes_needed
+from shoal.elastic.supply import CHANGES, memory_and_supply
 from shoal.errors import InputError, RankLost
 from shoal.job import Job
 from shoal.record.recorder import Recorder
 from shoal.sgd.averaging import ReductionMomentum
-from shoal.sgd.optimizer import contribution_size
+from shoal.sgd.interfaces import Numbers
+from shoal.sgd.optimizer import contribution_size, may_leave_step
 from shoal.state import Progress, TrainState
 
 _WAIT_S = 0.01
@@ -42,9 +46,10 @@ class Training:
         world: World,
         recorder: Recorder,
         stop_requested: Callable[[], bool],
+        here: Allocation,
         joined: Joined | None = None,
     ) -> None:
-        self._job, self._world, self._recorder = job, world, recorder
+        self._job, self._world, self._recorder, self.here = job, world, recorder, here
         config, backend, layout = job.config, job.backend, job.model.layout
         self._stop_requested = stop_requested
         size = contribution_size(job.model, config.train)
@@ -57,6 +62,8 @@ class Training:
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory is not None, stop_requested, self._supply is not None)
+        self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
+        self._gives_back = config.run.give_back_nodes and here.gives_back and not (self._supply or job.policy)
         outside = Outside(self._stop_reason, recorder.wish, job.policy)
         self._master = Master(config, job.plan, world, self._record, outside, self._supply)
         self._journal = Journal(memory)
@@ -181,16 +188,17 @@ class Training:
         state.progress.counts = at.counts
         state.progress.begin(at.learners)
         self._journal.note(group, state.progress, trains=True)
+        gradients = may_leave_step(self._job.config.train, at.steps)
+        gradients = gradients and reducer.reads_each(group, at.learners, state.progress.round)
+        by = Numbers(at.steps, at.momentum, at.rate, gradients)
         reducer.start()
         losses = []
         for learner in group.learners_here(at.learners):
-            losses.append(self._job.local.contribute(state, at, learner, at.rate, reducer.slot()))
+            losses.append(self._job.local.contribute(state, at, learner, by, reducer.slot()))
             reducer.add(learner)
         busy_s = time.perf_counter() - start
-        settings = (at.steps, at.momentum, at.rate)
-        update = functools.partial(self._average.update, state, settings)
-        passes = self._average.passes(state, settings)
-        reducer.reduce(group, at.learners, state.progress.round, update, passes)
+        update = functools.partial(self._average.update, state, by)
+        reducer.reduce(group, at.learners, state.progress.round, update, self._average.passes(state, by))
         state.progress.advance(at.learners, at.steps, at.batch)
         return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
 
@@ -209,7 +217,7 @@ class Training:
         job, world = self._job, self._world
         start = time.perf_counter()
         self._provider.spread(self.state.anchor, decision)
-        job.backend.xp.copyto(job.local.weights, self.state.anchor)
+        job.local.evaluate_at(self.state.anchor)
         if job.config.train.batchnorm_eval == "recalibrate":
             evaluation.recalibrate(job.model, job.batches, len(job.data.train), job.config.seed)
         scores = evaluation.evaluate(world, job.model, job.batches, job.data)
@@ -225,17 +233,22 @@ class Training:
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Master: go on from a checkpoint. Raises InputError if it is of another net or of other data."""
-        if meta["data"] != self._job.data_sum:
+        try:
+            data, progress = meta["data"], msgspec.convert(meta["progress"], Progress)
+        except (KeyError, msgspec.ValidationError):
+            raise InputError(
+                "the checkpoint was made by another version of shoal; resume with that, or start another run"
+            ) from None
+        if data != self._job.data_sum:
             raise InputError(
                 "the run began with other training or test data; resume it with the same, or start another run"
             )
-        self.state.load(arrays, msgspec.convert(meta["progress"], Progress))
+        self.state.load(arrays, progress)
         self._master.resumed(self.state)
 
     def _meta(self) -> dict[str, Any]:
-        tensors = [[t.name, t.shape, t.offset, t.kind] for t in self._job.model.layout.tensors]
         progress = msgspec.to_builtins(self.state.progress)
-        return {"progress": progress, "tensors": tensors, "data": self._job.data_sum}
+        return {"progress": progress, "tensors": self._job.model.layout.table(), "data": self._job.data_sum}
 
     def _record(self, kind: str, **fields: Any) -> None:
         """What happens is logged by the master."""
@@ -243,7 +256,22 @@ class Training:
             self._recorder.event(kind, **fields)
 
     def _stop_reason(self) -> str:
-        return "a signal" if self._stop_requested() else self._recorder.stop_requested()
+        if self._stop_requested():
+            return "a signal"
+        recorder = self._recorder
+        return recorder.stop_requested() or self._deadline.reason(recorder.checkpoint_s) or self._give_back()
+
+    def _give_back(self) -> str:
+        """Ask the batch script to go on with the nodes that the rest of the plan needs, if these are fewer."""
+        nodes, progress = self._world.nodes, self.state.progress
+        asked_for = progress.counts.wanted_learners or progress.counts.wanted_ranks
+        if not self._gives_back or asked_for:
+            return ""
+        needed = nodes_needed(self._job.plan, progress.consumed, self._world)
+        if needed == nodes:
+            return ""
+        self._recorder.ask_for_nodes(needed)
+        return f"{needed} of {nodes} nodes are enough from here on"
 
     def _finish(self, decision: Decision) -> None:
         """Everybody leaves with the final anchor."""

@@ -14,6 +14,7 @@ RANKS = (1, 2, 3, 4, 5, 8)
 
 MLP = {"net": "mlp", "hidden": [16]}
 CONVNET = {"net": "convnet-s", "width": 3, "batchnorm": True}
+AUGMENTED = {"augment": "crop-flip", "pad": 2, "normalise": "channel"}
 LOCAL = {"local_momentum": 0.9, "weight_decay": 1e-3}
 
 
@@ -45,6 +46,13 @@ CASES: dict[str, Any] = {
     "a preset": _case("paper-V", epochs=5, steps=4, batch=2, mu=0.5),
     "batch norm": _case("0:1, 0.5:7, 1:12, 1.5:3", model=CONVNET, mu=0.5, batch=4),
     "batch norm, K = 4": _case("0:3, 1:8, 2:1", epochs=2.5, steps=4, model=CONVNET, mu=0.5, batch=2),
+    "dropout": _case("0:3, 1:8", model={**MLP, "dropout": 0.3}, mu=0.5),
+    "dropout, K = 4, recalibrated": _case(
+        "0:7, 1:3",
+        model={**MLP, "dropout": 0.5, "batchnorm": True},
+        steps=4,
+        train={"batchnorm_eval": "recalibrate"},
+    ),
     "recalibrated": _case("0:3, 1:7", model=CONVNET, train={"batchnorm_eval": "recalibrate"}),
     "convnet without batch norm": _case("0:3, 1:8", model={**CONVNET, "batchnorm": False}),
     "shared momentum": _case("0:3, 1:8", train=LOCAL),
@@ -74,6 +82,15 @@ CASES: dict[str, Any] = {
     ),
     "global batch": _case("0:1, 0.5:3, 1:8, 1.5:12", batch=24, train={"batch_mode": "global"}, mu=0.5),
     "validation": _case("0:3, 1:7", data={"validation": 0.3}, epochs=3, train={"patience": 1}),
+    "augmented": _case("0:3, 0.7:8, 1.3:2", steps=3, data=AUGMENTED, model=CONVNET, mu=0.5),
+    "augmented, prefetch": _case(
+        "0:3, 0.7:8, 1.3:2", steps=3, data=AUGMENTED, model=CONVNET, mu=0.5, run={"prefetch": True}
+    ),
+    "weight decay": _case("0:3, 0.7:5, 1:8", train={"weight_decay": 1e-2}, model=CONVNET, mu=0.5),
+    "weight decay of all": _case("0:3, 1:2", train={"weight_decay": 1e-2, "decay_norms": True}, model=CONVNET),
+    "K = 1, 4, 1 of as many learners": _case(_stages((0, 3, 1, 0.5), (0.7, 3, 4, 0.5), (1.4, 3, 1, 0.25))),
+    "micro-batches": _case("0:3, 1:8", batch=5, train={"micro_batch": 2}, mu=0.5),
+    "micro-batches, K = 4": _case("0:3, 1:2", batch=4, steps=4, train={**LOCAL, "micro_batch": 2}, model=CONVNET),
     "other seed": _case("0:1, 0.5:3, 1:7, 1.3:8, 1.61:12", mu=0.5, seed=2),
 }
 LOOSE = ("growing", "shrinking, K = 5", "batch norm", "momentum averaged", "global batch")
@@ -129,6 +146,13 @@ def test_the_cases_do_what_their_names_say(trained: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_digest_is_one_and_the_same(trained: Any, name: str, n: int) -> None:
     assert trained(n).digest(name) == trained(1).digest(name)
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_prefetch_does_not_change_a_bit(trained: Any, n: int) -> None:
+    assert trained(n).digest("augmented, prefetch") == trained(n).digest("augmented")
+    plain, ahead = (trained(n).histories[name] for name in ("augmented", "augmented, prefetch"))
+    assert _figures(plain)[-1] == _figures(ahead)[-1]
 
 
 @pytest.mark.parametrize("n", RANKS[1:])

@@ -12,8 +12,10 @@ from shoal.comm.algorithms import slices
 from shoal.comm.tree import joins
 from shoal.config import from_tree
 from shoal.elastic.plan import StagePlan
+from shoal.errors import InputError
 from shoal.job import Job, prepare
 from shoal.sgd.averaging import ReductionMomentum
+from shoal.sgd.interfaces import Numbers
 from shoal.sgd.optimizer import contribution_size
 from shoal.state import TrainState
 
@@ -43,20 +45,21 @@ class Rounds:
         self._average = ReductionMomentum(self.layout, config.averaging, config.train, backend)
         self._size = contribution_size(self.job.model, config.train)
 
-    def contribution(self, learner: int, rate: float = 0.05) -> np.ndarray:
-        """What the learner brings to the next reduction; a copy."""
+    def contribution(self, learner: int, rate: float = 0.05, gradients: bool = False) -> np.ndarray:
+        """What the learner brings to the next reduction; a copy. gradients: it leaves its step to that."""
         out = self.job.backend.empty(self._size)
         out.fill(np.nan)
-        self.job.local.contribute(self.state, self.at, learner, rate, out)
+        by = Numbers(self.at.steps, self.mu, rate, gradients)
+        self.job.local.contribute(self.state, self.at, learner, by, out)
         return out.copy()
 
-    def contributions(self, rate: float = 0.05) -> list[np.ndarray]:
-        return [self.contribution(learner, rate) for learner in range(self.at.learners)]
+    def contributions(self, rate: float = 0.05, gradients: bool = False) -> list[np.ndarray]:
+        return [self.contribution(learner, rate, gradients) for learner in range(self.at.learners)]
 
-    def go(self, rate: float = 0.05) -> None:
-        self.commit(self.contributions(rate), rate)
+    def go(self, rate: float = 0.05, gradients: bool = False) -> None:
+        self.commit(self.contributions(rate, gradients), rate, gradients)
 
-    def commit(self, contributions: list[np.ndarray], rate: float, mu: float | None = None) -> None:
+    def commit(self, contributions: list[np.ndarray], rate: float, gradients: bool = False) -> None:
         """Two ranks' share of the update, one after the other, as each would compute its slice."""
         order = joins([(0, learner) for learner in range(len(contributions))])
 
@@ -64,9 +67,9 @@ class Rounds:
             parts = [np.ascontiguousarray(one[lo:hi]) for one in contributions]
             return kernels.Terms(np, parts, order, 1 / len(contributions))
 
-        settings = (self.at.steps, self.mu if mu is None else mu, rate)
+        by = Numbers(self.at.steps, self.mu, rate, gradients)
         for span in slices(self._size, 2):
-            self._average.update(self.state, settings, span, terms)
+            self._average.update(self.state, by, span, terms)
         self.state.progress.advance(self.at.learners, self.at.steps, self.at.batch)
 
     @property
@@ -242,6 +245,83 @@ def test_a_contribution_depends_on_the_state_and_the_learner_alone(train: dict[s
     assert [a.tobytes() for a in forwards] == [b.tobytes() for b in backwards]
     assert all(np.array_equal(rounds.state.arrays[name], array) for name, array in state.items())
     assert len({a.tobytes() for a in forwards}) == 5
+
+
+def test_the_first_step_is_at_the_anchor_which_no_layer_can_write() -> None:
+    rounds = Rounds(1, 1, BATCHNORM)
+    rounds.contribution(0)
+    for layer in rounds.job.model.net.walk():
+        for tensor in layer.tensors():
+            values = layer.values[tensor.name]
+            assert np.shares_memory(values, rounds.state.anchor) == (tensor.kind != "statistic")
+            assert values.flags.writeable == (tensor.kind == "statistic")
+
+
+@pytest.mark.parametrize("train", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decay_norms": True}])
+@pytest.mark.parametrize("velocity", ["displacement", "per_rate"])
+def test_a_step_left_to_the_reduction_gives_the_same_bits(velocity: str, train: dict[str, Any]) -> None:
+    taken, left = (Rounds(3, 1, BATCHNORM, {"momentum": 0.5, "velocity": velocity}, train) for _ in range(2))
+    for _ in range(3):
+        taken.go()
+        left.go(gradients=True)
+        for name, array in taken.state.arrays.items():
+            assert array.tobytes() == left.state.arrays[name].tobytes()
+
+
+@pytest.mark.parametrize("micro", [1, 4, 5, 6, 7])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("model", [MLP, {**BATCHNORM, "batchnorm": False}], ids=["mlp", "convnet"])
+def test_micro_batches_give_the_gradient_of_the_batch(
+    model: dict[str, Any], momentum: float, steps: int, micro: int
+) -> None:
+    """To rounding, and to the bit where a piece is the whole; a batch of 6 has pieces of 5 and 1, or 4 and 2."""
+    train = {"local_momentum": momentum, "weight_decay": 1e-3}
+    pieces, whole = (Rounds(2, steps, model, train={**train, "micro_batch": n}) for n in (micro, 0))
+    for _ in range(2):
+        for learner in range(2):
+            mine, reference = pieces.contribution(learner), whole.contribution(learner)
+            assert _close(mine, reference, 1e-6) and np.abs(reference).max() > 1e-3
+            assert (mine.tobytes() == reference.tobytes()) == (micro >= 6)
+        pieces.go()
+        whole.go()
+
+
+def test_micro_batches_add_their_gradients_in_order_by_their_shares() -> None:
+    rounds = Rounds(1, 1, train={"micro_batch": 4, "local_momentum": 0.9})
+    job, count = rounds.job, rounds.layout.parameters
+    weights, gradient = rounds.state.anchor, job.backend.zeros(count)
+    brought = rounds.contribution(0)[:count]
+    job.model.bind(weights, gradient)
+    total, loss = np.zeros(count, np.float32), 0.0
+    for position, size in ((0, 4), (4, 2)):
+        loss += size / 6 * job.model.gradient(*job.batches.training(position, size))
+        total += gradient * np.float32(size / 6)
+    assert brought.tobytes() == total.tobytes()
+    out = job.backend.empty(count)
+    assert job.local.contribute(rounds.state, rounds.at, 0, Numbers(1, 0.0, 0.1), out) == loss
+
+
+def test_micro_batches_take_the_memory_of_one() -> None:
+    """Also where the last is smaller: it has scratch of its own, but no more than a whole one's."""
+    held = {}
+    for batch, micro in ((8, 0), (64, 8), (60, 8), (64, 0)):
+        rounds = Rounds(1, 2, BATCHNORM, train={"batch": batch, "micro_batch": micro})
+        for _ in range(2):
+            rounds.go()
+        held[batch, micro] = rounds.job.model.scratch_bytes
+    assert held[64, 8] == held[8, 0] < held[60, 8] < 2 * held[8, 0] < held[64, 0]
+
+
+def test_micro_batches_move_running_statistics_each() -> None:
+    pieces, steps = Rounds(1, 1, BATCHNORM, train={"micro_batch": 3}), Rounds(1, 2, BATCHNORM, train={"batch": 3})
+    measured = slice(pieces.layout.parameters, pieces.layout.size)
+    assert _close(pieces.contribution(0, 1e-9)[measured], steps.contribution(0, 1e-9)[measured])
+
+
+def test_a_piece_too_small_for_batch_norm_is_refused_at_the_start() -> None:
+    with pytest.raises(InputError, match=r"batch >= 2"):
+        Rounds(model={"net": "mlp", "hidden": [4], "batchnorm": True}, train={"micro_batch": 5})
 
 
 def test_the_gaps_between_tensors_stay_0() -> None:

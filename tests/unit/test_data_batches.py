@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shoal import kernels
 from shoal.backend import address, numpy_backend
+from shoal.data.augmentation import Augmentation
 from shoal.data.batches import Batches
 from shoal.data.order import SampleOrder
 from shoal.data.sets import DataSet, Split, from_arrays
@@ -75,6 +78,38 @@ def test_evaluation_leaves_a_training_batch_alone() -> None:
     before = x.copy()
     batches.chunk(data.test, 0, 8)
     assert np.array_equal(x, before)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_step_allocates_no_batch(prefetch: bool) -> None:
+    x = RNG.integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
+    moves = Augmentation(300, 1, 4, True)
+    batches = Batches(data_of(x), SampleOrder(300, 1), numpy_backend(), moves, prefetch)
+    size_bytes = batches.training(0, 50, 50)[0].nbytes
+    for position in range(50, 300, 50):
+        batches.training(position, 50, position + 50)
+    tracemalloc.start()
+    try:
+        for position in range(300, 900, 50):
+            batches.training(position, 50, position + 50)
+        assert tracemalloc.get_traced_memory()[1] < size_bytes / 10
+    finally:
+        tracemalloc.stop()
+        batches.close()
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_what_goes_wrong_reaches_who_asks(prefetch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Batches(data_of(INPUTS[0][0]), SampleOrder(20, 1), numpy_backend(), prefetch=prefetch)
+    batches.training(0, 4, None)
+
+    def fail(*arguments: Any) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(kernels, "gather", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        batches.training(4, 4, 8)
+    batches.close()
 
 
 def test_regression_targets_come_as_float32() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,10 @@ def test_indices_do_not_depend_on_what_was_asked_before(samples: int, asks: list
         indices = order.indices(position, count)
         assert indices.dtype == np.int64 and indices.shape == (count,)
         assert np.array_equal(indices, whole[position : position + count])
+        parts = list(order.parts(position, count))
+        epochs = [epoch for epoch, part in parts for _ in part]
+        assert epochs == [at // samples for at in range(position, position + count)]
+        assert np.array_equal(np.concatenate([part for _, part in parts] or [indices]), indices)
 
 
 def test_epochs_and_seeds_differ() -> None:
@@ -59,11 +65,11 @@ def test_epochs_and_seeds_differ() -> None:
     assert not np.array_equal(order.indices(0, 100), SampleOrder(100, 2).indices(0, 100))
 
 
-def test_indices_cannot_be_written() -> None:
+def test_an_epochs_order_cannot_be_written() -> None:
     order = SampleOrder(10, 1)
-    for position, count in ((0, 5), (8, 5)):
+    for _, indices in order.parts(8, 5):
         with pytest.raises(ValueError, match="read-only"):
-            order.indices(position, count)[0] = 3
+            indices[0] = 3
 
 
 def test_no_samples_is_refused() -> None:
@@ -74,4 +80,11 @@ def test_no_samples_is_refused() -> None:
 def test_memory_does_not_grow_with_epochs() -> None:
     order = SampleOrder(10, 1)
     order.indices(0, 1000)
-    assert len(order._epochs) <= 2
+    tracemalloc.start()
+    try:
+        for epoch in range(100, 400):
+            for _ in order.parts(10 * epoch, 10):
+                pass
+        assert tracemalloc.get_traced_memory()[0] < 20_000
+    finally:
+        tracemalloc.stop()

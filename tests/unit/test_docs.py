@@ -10,6 +10,7 @@ import msgspec
 import tomli_w
 
 from shoal import config
+from shoal.jobs import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,14 @@ def table() -> str:
 def test_config_reference_is_up_to_date() -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert table().strip() in text, "docs/config.md is behind; python tests/unit/test_docs.py prints the new tables"
+
+
+def test_every_key_of_a_machine_file_is_explained() -> None:
+    text = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
+    for field in msgspec.structs.fields(machine.Machine):
+        table = field.type if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct) else None
+        for name in [f"{field.name}.{key}" for key in table.__struct_fields__] if table else [field.name]:
+            assert f"`{name}`" in text, f"docs/batch.md does not name {name}"
 
 
 if __name__ == "__main__":

@@ -160,13 +160,18 @@ STEPS = [
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("step", STEPS)
 def test_local_step_has_the_twins_bits(step: kernels.LocalStep, size: int, dtype: Any) -> None:
-    w, g, m = (numbers(size, dtype, i) for i in range(3))
+    """In place, to other memory, and to the displacement from an origin that takes the gradient's place."""
+    arrays = [numbers(size, dtype, i) for i in range(6)]
     for decayed in {0, size // 3, size}:
-        by_step = kernels.LocalStep(step.rate, step.beta, step.nesterov, step.weight_decay, decayed)
-        if step.beta:
-            agree(lambda by, x: by.local_step(np, *x, by_step), [w, g, m])  # noqa: B023
-        else:
-            agree(lambda by, x: by.local_step(np, *x, None, by_step), [w, g])  # noqa: B023
+        by = kernels.LocalStep(step.rate, step.beta, step.nesterov, step.weight_decay, decayed)
+        for w_out, m_out, origin in ((0, 1, None), (3, 4, None), (3, 1, 5), (2, 1, 0), (2, 4, 5), (0, 1, 0)):
+
+            def call(module: Any, x: list[np.ndarray]) -> None:
+                momenta = (x[1], x[m_out]) if by.beta else (None, None)  # noqa: B023
+                a = None if origin is None else x[origin]  # noqa: B023
+                module.local_step(np, (x[0], momenta[0]), x[2], (x[w_out], momenta[1]), by, a)  # noqa: B023
+
+            agree(call, arrays)
 
 
 def test_local_step_is_the_textbook_step() -> None:
@@ -177,8 +182,19 @@ def test_local_step_is_the_textbook_step() -> None:
     decayed[:20] += w[:20] * f(0.01)
     expected_m = m * f(0.9) + decayed
     expected_w = w - (expected_m * f(0.9) + decayed) * f(0.1)
-    kernels.local_step(np, w, g, m, step)
+    kernels.local_step(np, (w, m), g, (w, m), step)
     assert same_bits(w, expected_w) and same_bits(m, expected_m)
+
+
+def test_local_step_leaves_what_it_starts_from() -> None:
+    w, g, m, w_out, m_out = (numbers(5000, np.float32, i, odd=False) for i in range(5))
+    before = [one.tobytes() for one in (w, g, m)]
+    step = kernels.LocalStep(0.1, 0.9, weight_decay=0.01, decayed=20)
+    kernels.local_step(np, (w, m), g, (w_out, m_out), step)
+    assert [one.tobytes() for one in (w, g, m)] == before
+    moved = w_out - w
+    kernels.local_step(np, (w, m), g, (w_out, m_out), step, origin=w)
+    assert same_bits(w_out, moved) and [one.tobytes() for one in (w, g, m)] == before
 
 
 def every_float32_of_interest() -> np.ndarray:
@@ -251,9 +267,10 @@ def test_sizes_that_differ_are_refused(by: Any) -> None:
     terms = kernels.Terms(np, [x, x], [0, 1], 1.0)
     calls: list[Callable[[], None]] = [
         lambda: by.delta(np, x, x, y),
-        lambda: by.local_step(np, x, y, None, kernels.LocalStep(0.1)),
-        lambda: by.local_step(np, x, x, y, kernels.LocalStep(0.1)),
-        lambda: by.local_step(np, x, x, x, kernels.LocalStep(0.1, weight_decay=0.1, decayed=5)),
+        lambda: by.local_step(np, (x, None), y, (x, None), kernels.LocalStep(0.1)),
+        lambda: by.local_step(np, (x, y), x, (x, y), kernels.LocalStep(0.1)),
+        lambda: by.local_step(np, (x, None), x, (x, None), kernels.LocalStep(0.1), y),
+        lambda: by.local_step(np, (x, x), x, (x, x), kernels.LocalStep(0.1, weight_decay=0.1, decayed=5)),
         lambda: by.canonical_sum(np, terms, y),
         lambda: by.reduce_displacement(np, terms, (x, x), (x, y), 0.5),
         lambda: by.reduce_displacement(np, terms, (y, y), (y, y), 0.5),
@@ -306,7 +323,7 @@ def test_calls_allocate_nothing() -> None:
 
     def once() -> None:
         kernels.delta(np, w, g, out)
-        kernels.local_step(np, w, g, m, step)
+        kernels.local_step(np, (w, m), g, (w, m), step)
         kernels.canonical_sum(np, terms, out)
         kernels.reduce_displacement(np, terms, (out, m), (out, m), 0.5)
         kernels.pack(np, g, half)

@@ -20,6 +20,8 @@ from shoal.kernels.compiled import cpu
 DEADLINE_S = 60.0
 MU, RATE = 0.7, 0.3
 RULES = (kernels.SUM, kernels.STATISTICS, kernels.DISPLACEMENT, kernels.PER_RATE)
+KINDS = [*((rule, None) for rule in RULES), (2, 0.0), (2, 1e-2), (3, 0.0), (3, 1e-2)]
+"""(rule, decay); with a decay the parts are gradients"""
 NAMES = ("a", "v", "a_out", "v_out")
 ARRAYS = {
     kernels.SUM: ("a_out",),
@@ -44,21 +46,26 @@ class Memory:
         rows[...] = np.random.default_rng((ranks, size)).standard_normal(rows.shape)
         self.joins = joins([(0, rank) for rank in range(ranks)])
 
-    def move(self, rule: int, span: slice) -> list[kernels.Move]:
+    def move(self, rule: int, span: slice, decay: float | None = None) -> list[kernels.Move]:
         if span.start == span.stop:
             return []
         terms = kernels.Terms(np, [part[span] for part in self.parts], self.joins, 1 / self.ranks)
-        return [kernels.Move(terms, rule, tuple(self.arrays[name][span] for name in ARRAYS[rule]))]
+        return [kernels.Move(terms, rule, tuple(self.arrays[name][span] for name in ARRAYS[rule]), decay)]
 
-    def meeting(self, form: str, rule: int, me: int, hub: bool) -> Any:
+    def meeting(self, form: str, rule: int, me: int, hub: bool, decay: float | None = None) -> Any:
         members = list(range(self.ranks))
         span = slice(0, self.size) if hub else slices(self.size, self.ranks)[me]
         line = kernels.barrier(self.board, members, me) if form == "C" else TwinBarrier(self.board, members, me)
-        return kernels.meeting(np, line, self.move(rule, span), self.ranks if hub else kernels.NO_HUB)
+        return kernels.meeting(np, line, self.move(rule, span, decay), self.ranks if hub else kernels.NO_HUB)
 
-    def expected(self, rule: int) -> dict[str, np.ndarray]:
+    def expected(self, rule: int, decay: float | None = None) -> dict[str, np.ndarray]:
         """The state by the twins."""
-        terms = kernels.Terms(np, [part.copy() for part in self.parts], self.joins, 1 / self.ranks)
+        parts = [part.copy() for part in self.parts]
+        if decay is not None:
+            a, step = self.arrays["a"], kernels.LocalStep(RATE, weight_decay=decay, decayed=self.size)
+            for part in parts:
+                twins.local_step(np, (a, None), part.copy(), (part, None), step, origin=a)
+        terms = kernels.Terms(np, parts, self.joins, 1 / self.ranks)
         copies = {name: array.copy() for name, array in self.arrays.items()}
         arrays = [copies[name] for name in ARRAYS[rule]]
         if rule == kernels.SUM:
@@ -89,26 +96,32 @@ def in_processes(ranks: int, work: Any) -> list[int | None]:
 
 
 @needs_order
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "decay"), KINDS)
 @pytest.mark.parametrize("forms", [["twin"] * 2, ["C"] * 3, ["C", "twin", "C"], ["C"] * 5])
-def test_each_rank_does_its_slice(forms: list[str], rule: int) -> None:
+def test_each_rank_does_its_slice(forms: list[str], rule: int, decay: float | None) -> None:
     if cpu is None and "C" in forms:
         pytest.skip("not compiled")
     memory = Memory(len(forms), 1003)
-    expected = memory.expected(rule)
-    work = lambda me: memory.meeting(forms[me], rule, me, hub=False).run(1, MU, RATE, 10, 50, DEADLINE_S) + 1  # noqa: E731
+    expected = memory.expected(rule, decay)
+
+    def work(me: int) -> int:
+        return memory.meeting(forms[me], rule, me, False, decay).run(1, MU, RATE, 10, 50, DEADLINE_S) + 1
+
     assert in_processes(len(forms), work) == [0] * len(forms)
     for name, array in memory.arrays.items():
         assert array.tobytes() == expected[name].tobytes()
 
 
 @needs_c
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "decay"), KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_whoever_comes_last_does_it_for_all(rule: int, dtype: Any) -> None:
+def test_whoever_comes_last_does_it_for_all(rule: int, decay: float | None, dtype: Any) -> None:
     memory = Memory(3, 1003, dtype)
-    expected = memory.expected(rule)
-    work = lambda me: memory.meeting("C", rule, me, hub=True).run(1, MU, RATE, 0, 50, DEADLINE_S) + 1  # noqa: E731
+    expected = memory.expected(rule, decay)
+
+    def work(me: int) -> int:
+        return memory.meeting("C", rule, me, True, decay).run(1, MU, RATE, 0, 50, DEADLINE_S) + 1
+
     assert in_processes(3, work) == [0] * 3
     for name, array in memory.arrays.items():
         assert array.tobytes() == expected[name].tobytes()

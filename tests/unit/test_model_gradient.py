@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 from types import SimpleNamespace
 
@@ -27,6 +28,9 @@ from shoal.model import (
     Sigmoid,
     build,
     check_fit,
+    resnet18,
+    resnet20,
+    senet18,
 )
 
 BACKEND = numpy_backend()
@@ -34,7 +38,7 @@ IMAGE = (8, 8, 1)
 
 
 def options(net, batchnorm=False, hidden=(40, 33), width=4):
-    return SimpleNamespace(net=net, batchnorm=batchnorm, hidden=list(hidden), width=width)
+    return SimpleNamespace(net=net, batchnorm=batchnorm, hidden=list(hidden), width=width, dropout=0.0)
 
 
 def residual():
@@ -51,6 +55,7 @@ NETS = {
     "convnet-s": lambda: build(options("convnet-s"), IMAGE, 3),
     "convnet-s-norm": lambda: build(options("convnet-s", batchnorm=True), IMAGE, 3),
     "residual": residual,
+    **{make.__name__: functools.partial(make, 2, 3, 1) for make in (resnet18, resnet20, senet18)},
 }
 
 
@@ -89,6 +94,16 @@ def test_gradient_of_whole_nets_along_random_directions(name, loss):
             values.append(model.gradient(x, y))
         expected = (values[0] - values[1]) / (2 * step)
         assert float(exact @ direction) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("make", "width", "count"), [
+    (resnet18, 64, 11_173_962), (senet18, 64, 11_260_354), (resnet20, 16, 272_474),
+])  # fmt: skip
+def test_the_papers_nets_have_the_published_numbers_of_parameters(make, width, count):
+    model = Model(make(width), (32, 32, 3), "cross-entropy", BACKEND)
+    assert sum(one.size for one in model.layout.tensors if one.kind != "statistic") == count
+    named = build(options(make.__name__, width=width), (32, 32, 3), 10)
+    assert Model(named, (32, 32, 3), "cross-entropy", BACKEND).layout.describe() == model.layout.describe()
 
 
 def test_loss_values_are_the_plain_formulas():
@@ -199,6 +214,29 @@ def test_learners_that_share_a_model_train_as_with_a_model_each(name):
     assert [state.tobytes() for state in states] == alone
 
 
+def test_a_model_goes_back_and_forth_between_buffers_and_may_keep_its_statistics_apart():
+    model, weights, gradient = bound(NETS["residual"]())
+    one = model.bind(weights.flat, gradient)
+    own, other, apart = (
+        FlatBuffer(model.layout, BACKEND),
+        BACKEND.zeros(gradient.size),
+        FlatBuffer(model.layout, BACKEND),
+    )
+    model.initialise(own.flat, 2)
+    apart.flat[:] = own.flat
+    two = model.bind(BACKEND.read_only(own.flat), other, apart.flat)
+    start, results = weights.flat.copy(), {}
+    x, y = batch(6)
+    for binding, array in ((one, gradient), (two, other), (one, gradient), (two, other)):
+        weights.flat[:], apart.flat[model.layout.parameters :] = start, own.flat[model.layout.parameters :]
+        model.use(binding)
+        result = model.gradient(x, y), array.tobytes(), model.predict(x).tobytes()
+        assert results.setdefault(id(array), result) == result
+    assert results[id(gradient)] != results[id(other)]
+    assert np.array_equal(apart.flat[: model.layout.parameters], own.flat[: model.layout.parameters])
+    assert not np.array_equal(apart.flat, own.flat)
+
+
 def test_initial_weights_are_keyed_bounded_and_independent_of_the_rest_of_the_net():
     model, weights, gradient = bound(NETS["convnet-s-norm"](), seed=5)
     for tensor in model.layout.tensors:
@@ -307,8 +345,7 @@ def test_wrong_use_is_refused():
 
 
 def dataset(**changes):
-    train = SimpleNamespace(y=np.zeros((5, 3), np.float32))
-    return SimpleNamespace(**{"name": "set", "sample_shape": IMAGE, "classes": 3, "train": train, **changes})
+    return SimpleNamespace(**{"name": "set", "sample_shape": IMAGE, "classes": 3, "target_shape": (3,), **changes})
 
 
 def test_check_fit_names_what_does_not_fit():
@@ -317,13 +354,12 @@ def test_check_fit_names_what_does_not_fit():
     check_fit(dataset(), scores)
     check_fit(dataset(classes=2), scores)
     check_fit(dataset(classes=0), numbers)
-    four = SimpleNamespace(y=np.zeros((5, 4), np.float32))
     for data, model, said in [
         (dataset(sample_shape=(8, 8, 3)), scores, r"\(8, 8, 1\), but data set 'set' has \(8, 8, 3\)"),
         (dataset(classes=4), scores, "3 outputs.*4 classes"),
         (dataset(classes=0), scores, "use loss 'mse'"),
         (dataset(), numbers, "use loss 'cross-entropy'"),
-        (dataset(classes=0, train=four), numbers, r"targets of shape \(4,\)"),
+        (dataset(classes=0, target_shape=(4,)), numbers, r"targets of shape \(4,\)"),
     ]:
         with pytest.raises(InputError, match=said):
             check_fit(data, model)

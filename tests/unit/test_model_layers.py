@@ -23,6 +23,7 @@ from shoal.model import (
     Residual,
     Sequential,
     Sigmoid,
+    SqueezeExcitation,
 )
 
 STEP = 1e-5
@@ -95,6 +96,13 @@ LAYERS = [
     (GlobalPool(), IMAGE),
     (Residual(Sequential(Conv2d(3, 3, padding=1), BatchNorm(3), ReLU(), Conv2d(3, 3, padding=1))), IMAGE),
     (Residual(Sequential(ReLU(), Conv2d(3, 4, stride=2, padding=1)), Conv2d(3, 4, 1, stride=2)), IMAGE),
+    (BatchNorm(3, relu=True), IMAGE),
+    (BatchNorm(5, relu=True), (5,)),
+    (SqueezeExcitation(3, ratio=2), IMAGE),
+    (Residual(Conv2d(3, 3, padding=1), joint=BatchNorm(3, relu=True)), IMAGE),
+    (Residual(Conv2d(3, 4, stride=2, padding=1), Conv2d(3, 4, 1, stride=2), BatchNorm(4)), IMAGE),
+    (Residual(Conv2d(3, 3, padding=1), joint=SqueezeExcitation(3, ratio=1)), IMAGE),
+    (Residual(Sequential(), Sequential(ReLU(), Flatten(), Linear(6, 6)), BatchNorm(6, relu=True)), (6,)),
     (Residual(Flatten(), shortcut=Sequential(Flatten(), Linear(6, 6))), (2, 3)),
 ]
 
@@ -218,6 +226,8 @@ def test_batch_norm_cannot_train_on_one_value():
         (lambda: BatchNorm(4, epsilon=0), (4,), "epsilon=0"),
         (lambda: Sequential(Flatten(), ReLU), (4,), r"write ReLU\(...\)"),
         (lambda: Residual(np.tanh), (4,), "not a layer"),
+        (lambda: Residual(ReLU(), joint=ReLU()), (4,), r"joint ReLU\(\).*BatchNorm"),
+        (lambda: SqueezeExcitation(4), (4,), "images of 4 channels"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(make, shape, said):

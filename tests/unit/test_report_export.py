@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -41,6 +42,42 @@ def test_npz(run):
             assert file[name].dtype == tensor.dtype and np.array_equal(file[name], tensor)
             assert file[name].shape == tensor.shape
     assert sorted(p.name for p in run.iterdir()) == ["checkpoint.h5", "model.npz"]
+
+
+WHOLE = [["w", [2, 3], 0, "weight", "float32"], ["again", [2, 3], 0, "weight", "float32"]]
+WHOLE += [["steps", [], 32, "statistic", "int64"], ["mask", [2], 40, "statistic", "bool"]]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    values = arrays()
+    values["anchor"][[32, 40, 41]] = 31.6, 0.2, 0.9
+    save(tmp_path / "checkpoint.h5", values, json.dumps({"tensors": WHOLE}).encode())
+    return tmp_path
+
+
+def test_tensors_with_two_names_and_of_whole_numbers(whole):
+    with np.load(export(whole, whole / "model.npz")) as file:
+        assert np.array_equal(file["w"], file["again"]) and file["w"].dtype == np.float32
+        assert file["steps"] == 32 and file["steps"].dtype == np.int64 and file["steps"].shape == ()
+        assert file["mask"].tolist() == [False, True] and file["mask"].dtype == bool
+    content = export(whole, whole / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert [header[name]["dtype"] for name, *_ in WHOLE] == ["F32", "F32", "I64", "BOOL"]
+
+
+def test_a_state_dict(whole):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; make test-torch runs this")
+    state = torch.load(export(whole, whole / "model.pt"))
+    assert list(state) == ["w", "again", "steps", "mask"]
+    assert state["steps"].dtype == torch.int64 and state["steps"].item() == 32 and state["w"].shape == (2, 3)
+
+
+def test_a_state_dict_without_pytorch(whole, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InputError, match=r"a \.pt needs PyTorch.*pip install"):
+        export(whole, whole / "model.pt")
+    assert not (whole / "model.pt").exists()
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float32, "F32"), (np.float64, "F64"), (np.float16, "F16")])
@@ -85,7 +122,7 @@ def test_digest_is_of_the_newest_only_but_export_falls_back(tmp_path):
 
 
 def test_bad_requests(run, tmp_path):
-    with pytest.raises(InputError, match=r"\.npz or \.safetensors"):
+    with pytest.raises(InputError, match=r"\.safetensors or \.pt"):
         export(run, run / "model.onnx")
     with pytest.raises(InputError, match="exists and is writable"):
         export(run, run / "none" / "model.npz")

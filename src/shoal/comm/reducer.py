@@ -55,12 +55,20 @@ class Reducer:
 
         round: the number of the round, which grows from call to call. passes: what `update` does, where it can be
         written so; given on all ranks or on none."""
-        if self._made is None or self._made[:2] != (group, learners):
-            self._made = None  # its work memory is free before the next takes its own
-            self._made = (group, learners, self._strategy(group, learners, round))
-        self._made[2](self._sums, round, update, passes)
+        self._strategy(group, learners, round)(self._sums, round, update, passes)
+
+    def reads_each(self, group: Group, learners: int, round: int) -> bool:
+        """Whether `reduce` will read what each learner brings as the learner left it, in one pass with the update."""
+        return learners == group.size and isinstance(self._strategy(group, learners, round), OnNode)
 
     def _strategy(self, group: Group, learners: int, round: int) -> Strategy:
+        """That of this group and number of learners, kept for as long as they stay."""
+        if self._made is None or self._made[:2] != (group, learners):
+            self._made = None  # its work memory is free before the next takes its own
+            self._made = (group, learners, self._choose(group, learners, round))
+        return self._made[2]
+
+    def _choose(self, group: Group, learners: int, round: int) -> Strategy:
         nodes = group.on_nodes
         place = Place(learners, group.size, tuple(map(len, nodes)) if nodes else None, self._memory is not None)
         self.choice = choice = self._tuner.choose(place, self._size, np.dtype(self._dtype).itemsize)

@@ -37,10 +37,12 @@ class Update(Protocol):
 class Passes:
     """An update that is nothing but moves of the kernels, so that all of a reduction on one node is one call.
 
-    moves(span, terms): those of elements `span`, the same for rounds of the same parity. numbers: mu, rate."""
+    moves(span, terms): those of elements `span`, the same for rounds of the same parity and `kind`. numbers: mu,
+    rate."""
 
     moves: Callable[[slice, TermsAt], list[kernels.Move]]
     numbers: tuple[float, float]
+    kind: bool = False
 
 
 class Strategy(Protocol):
@@ -74,7 +76,7 @@ class OnNode:
         self._rounds = 0
         self._lie: tuple[Any, Callable[[], list[Array]]] = ((), list)
         """where the subtree sums of the node's ranks lie, as they said in the last unsettled round"""
-        self._calls: dict[int, kernels.Meeting] = {}
+        self._calls: dict[tuple[int, bool], kernels.Meeting] = {}
 
     def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
@@ -88,15 +90,15 @@ class OnNode:
         self._rounds += 1
 
     def _in_one_call(self, round: int, passes: Passes) -> None:
-        """Both barriers and the moves; one call for each of the two versions of the state."""
-        memory, here = self._memory, self._meeting.here
-        if round % 2 not in self._calls:
+        """Both barriers and the moves; one call for each of the two versions of the state and each kind of passes."""
+        memory, here, key = self._memory, self._meeting.here, (round % 2, passes.kind)
+        if key not in self._calls:
             parts, _ = self._lie
             alone = memory.one_for_all(len(parts), self._size)
             span = slice(0, self._size) if alone else self._meeting.span
             moves = passes.moves(span, self._terms(*self._lie))
-            self._calls[round % 2] = memory.meeting(here, moves, alone)
-        memory.meet(self._calls[round % 2], here, 3 * round + 1, passes.numbers)
+            self._calls[key] = memory.meeting(here, moves, alone)
+        memory.meet(self._calls[key], here, 3 * round + 1, passes.numbers)
 
 
 class OverNodes:

@@ -241,10 +241,13 @@ class World:
 
     def stop_from_reserve(self) -> bool:
         """Master: whether a reserve passed on a stop request since the last call."""
-        seen = False
+        from mpi4py import MPI
+
+        seen, status = False, MPI.Status()
         with lost_ranks(self.comm, id, []):
-            while self.comm.Iprobe(tag=_STOP):
-                self.comm.Recv(np.zeros(1, np.uint8), tag=_STOP)
+            while self.comm.Iprobe(tag=_STOP, status=status):
+                # from this rank: with MPICH over UCX a receive from any, for what another node sent, never ends
+                self.comm.Recv(np.zeros(1, np.uint8), status.Get_source(), _STOP)
                 seen = True
         return seen
 

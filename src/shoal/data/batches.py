@@ -1,4 +1,4 @@
-"""Batches: samples gathered and mapped into buffers that are used again.
+"""Batches: samples gathered, augmented and mapped in one pass, into buffers that are used again.
 
     x = (samples - shift) * scale        float32, element by element
 
@@ -7,67 +7,108 @@ so a sample has the same bits in whatever batch, chunk or process it appears.
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 
+from shoal import kernels
 from shoal.backend import Array, Backend
+from shoal.data.augmentation import Augmentation
 from shoal.data.order import SampleOrder
+from shoal.data.prefetch import Prefetch
 from shoal.data.sets import DataSet, Split
+
+Batch = tuple[Array, Array]
+"""x: float32 (count, *sample_shape). y: int64 (count,), or float32 (count, ...) for regression."""
+
+
+class BatchSource(Protocol):
+    """What gives batches; `Batches` says what each call does."""
+
+    def training(self, position: int, count: int, following: int | None = None) -> Batch: ...
+
+    def chosen(self, indices: np.ndarray) -> Batch: ...
+
+    def chunk(self, split: Any, start: int, stop: int) -> Batch: ...
+
+    def close(self) -> None: ...
 
 
 class Batches:
     """Gives training batches by position in the sample order, and chunks of any split by index.
 
     The training set is kept where the backend keeps its arrays; splits that are only evaluated stay on
-    the host and go over chunk by chunk.  After the first call with a given count nothing is allocated.
+    the host and go over chunk by chunk.  After the first calls with a given count no batch is allocated.
     """
 
-    def __init__(self, data: DataSet, order: SampleOrder, backend: Backend) -> None:
+    def __init__(
+        self,
+        data: DataSet,
+        order: SampleOrder,
+        backend: Backend,
+        augmentation: Augmentation | None = None,
+        prefetch: bool = False,
+    ) -> None:
         if order.samples != len(data.train):
             raise ValueError(f"an order of {order.samples} samples for a set of {len(data.train)}")
-        xp = backend.xp
-        self._order = order
-        self._backend = backend
-        self._x = xp.asarray(data.train.x)
-        self._y = xp.asarray(data.train.y)
-        self._scale = xp.asarray(data.scale)
-        self._shift = xp.asarray(data.shift) if data.shift.any() else None
-        self._buffers: dict[tuple[str, int], Array] = {}
+        self._order, self._backend, self._augmentation = order, backend, augmentation
+        self._x = backend.xp.asarray(data.train.x, order="C")
+        self._y = backend.xp.asarray(data.train.y)
+        self._map = kernels.SampleMap(backend.xp, data.sample_shape, data.shift, data.scale)
+        self._kept: dict[tuple[str, int], Batch] = {}
+        self._prefetch = Prefetch(self._fill, self._memory) if prefetch else None
 
-    def training(self, position: int, count: int) -> tuple[Array, Array]:
-        """Return the samples at positions [position, position + count) of the order.
+    def training(self, position: int, count: int, following: int | None = None) -> Batch:
+        """Return the samples at positions [position, position + count) of the order, augmented.
 
-        x is float32 (count, *sample_shape); y is int64 (count,), or float32 (count, ...) for regression.
-        Both are buffers, valid until the next call with the same count.
+        following: the position that will be asked for next with this count, if it is known: with prefetch it is
+        prepared meanwhile.  The arrays are buffers, valid until the next call.
         """
-        return self.chosen(self._order.indices(position, count))
+        if self._prefetch:
+            return self._prefetch.take(position, count, following)
+        batch = self._buffers("training", count)
+        self._fill(position, count, batch)
+        return batch
 
-    def chosen(self, indices: np.ndarray) -> tuple[Array, Array]:
-        """Return the training samples of these indices, int64 (count,), as `training` does."""
-        xp, count = self._backend.xp, len(indices)
-        chosen = xp.asarray(indices)
-        gathered = xp.take(self._x, chosen, axis=0, out=self._buffer("gathered", self._x, count))
-        y = xp.take(self._y, chosen, axis=0, out=self._buffer("targets", self._y, count))
-        return self._mapped("training", gathered), y
+    def chosen(self, indices: np.ndarray) -> Batch:
+        """Return the training samples of these indices, int64 (count,), as they are: not augmented."""
+        x, y = self._buffers("chosen", len(indices))
+        self._gather(indices, None, x, y)
+        return x, y
 
-    def chunk(self, split: Split, start: int, stop: int) -> tuple[Array, Array]:
-        """Return samples [start, stop) of `split`, as `training` does; x has buffers of its own."""
+    def chunk(self, split: Split, start: int, stop: int) -> Batch:
+        """Return samples [start, stop) of `split`, as `chosen` does."""
+        xp, (x, _) = self._backend.xp, self._buffers("chunk", stop - start)
+        samples = xp.asarray(split.x[start:stop])
+        kernels.gather(xp, samples, np.arange(stop - start), None, self._map, x)
+        return x, xp.asarray(split.y[start:stop])
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        if self._prefetch:
+            self._prefetch.close()
+
+    def _fill(self, position: int, count: int, batch: Batch) -> None:
+        """Make the batch at `position` in these arrays."""
+        filled = 0
+        for epoch, indices in self._order.parts(position, count):
+            here = slice(filled, filled + len(indices))
+            moves = self._augmentation.moves(epoch, indices) if self._augmentation else None
+            self._gather(indices, moves, *(array[here] for array in batch))
+            filled = here.stop
+
+    def _gather(self, indices: np.ndarray, moves: np.ndarray | None, x: Array, y: Array) -> None:
         xp = self._backend.xp
-        return self._mapped("chunk", xp.asarray(split.x[start:stop])), xp.asarray(split.y[start:stop])
+        kernels.gather(xp, self._x, indices, moves, self._map, x)
+        xp.take(self._y, xp.asarray(indices), axis=0, out=y)
 
-    def _mapped(self, use: str, samples: Array) -> Array:
-        xp = self._backend.xp
-        out = self._buffer(use, samples, len(samples), xp.float32)
-        # The dtype is that of the arithmetic; NumPy 1 would otherwise work on bytes in float16.
-        in_float32 = {"out": out, "dtype": xp.float32, "casting": "same_kind"}
-        if self._shift is None:
-            return xp.multiply(samples, self._scale, **in_float32)
-        xp.subtract(samples, self._shift, **in_float32)
-        return xp.multiply(out, self._scale, **in_float32)
+    def _memory(self, count: int) -> Batch:
+        x, y = self._x, self._y
+        empty = self._backend.empty
+        return empty((count, *x.shape[1:]), np.float32), empty((count, *y.shape[1:]), y.dtype)
 
-    def _buffer(self, use: str, like: Array, count: int, dtype: object = None) -> Array:
-        """The buffer for `count` samples shaped as those of `like`."""
-        buffer = self._buffers.get((use, count))
-        if buffer is None:
-            buffer = self._backend.empty((count, *like.shape[1:]), dtype or like.dtype)
-            self._buffers[use, count] = buffer
-        return buffer
+    def _buffers(self, use: str, count: int) -> Batch:
+        """The memory for `count` samples of this use."""
+        if (use, count) not in self._kept:
+            self._kept[use, count] = self._memory(count)
+        return self._kept[use, count]

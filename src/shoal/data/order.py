@@ -8,12 +8,16 @@ sequence is cut into rounds, steps and batches.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import numpy as np
 
 from shoal.data.keyed import permutation
 from shoal.errors import InputError
 
-_EPOCHS_KEPT = 2
+EPOCHS_KEPT = 2
+"""A round may cross an epoch's end; what is drawn for a whole epoch is kept for both."""
 
 
 class SampleOrder:
@@ -24,34 +28,26 @@ class SampleOrder:
             raise InputError(f"The training set has {samples} samples, but needs at least 1; add data.")
         self.samples = samples
         self.seed = seed
-        self._epochs: dict[int, np.ndarray] = {}
+        self._epoch = functools.lru_cache(EPOCHS_KEPT)(self._permutation)
 
-    def indices(self, position: int, count: int) -> np.ndarray:
-        """Return the sample indices at positions [position, position + count): int64 (count,), read-only.
+    def parts(self, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (epoch, indices) for each epoch that the positions [position, position + count) lie in.
 
-        The range may cross any number of epochs.  Inside one epoch the result is a view, not a copy.
+        indices: int64 (n,), a read-only view.  Any number of epochs may be crossed.
         """
         if position < 0 or count < 0:
             raise ValueError(f"position {position} and count {count} must not be negative")
-        epoch, start = divmod(position, self.samples)
-        if start + count <= self.samples:
-            return self._epoch(epoch)[start : start + count]
-        parts = [self._epoch(epoch)[start:]]
-        missing = count - len(parts[0])
-        while missing > 0:
-            epoch += 1
-            parts.append(self._epoch(epoch)[:missing])
-            missing -= len(parts[-1])
-        result = np.concatenate(parts)
-        result.flags.writeable = False
-        return result
+        while count:
+            epoch, start = divmod(position, self.samples)
+            indices = self._epoch(epoch)[start : start + count]
+            yield epoch, indices
+            position, count = position + len(indices), count - len(indices)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
-        order = self._epochs.get(epoch)
-        if order is None:
-            order = permutation(self.seed, "order", epoch, self.samples)
-            order.flags.writeable = False
-            while len(self._epochs) >= _EPOCHS_KEPT:
-                del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = order
+    def indices(self, position: int, count: int) -> np.ndarray:
+        """Return the sample indices at positions [position, position + count): int64 (count,)."""
+        return np.concatenate([np.empty(0, np.int64), *(indices for _, indices in self.parts(position, count))])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        order = permutation(self.seed, "order", epoch, self.samples)
+        order.flags.writeable = False
         return order

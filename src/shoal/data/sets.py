@@ -12,6 +12,7 @@ randomised where a set asks for it, so that test and validation labels are alway
 from __future__ import annotations
 
 import difflib
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +28,8 @@ from shoal.errors import InputError
 
 DIGITS_FILE = Path(__file__).with_name("digits.h5")
 DIGITS_CLASSES = 10
-# Per-channel mean and standard deviation of CIFAR-10's training set, in units of 0 ... 1.
-CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 SYNTHETIC_CLASSES = 10
+_SAMPLES_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +74,27 @@ class DataSet:
         return self.train.x.shape[1:]
 
     @property
+    def sample_dtype(self) -> np.dtype[Any]:
+        """The dtype of samples in a batch."""
+        return np.dtype(np.float32)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of one target; () for a label."""
+        return self.train.y.shape[1:]
+
+    @property
     def outputs(self) -> int:
         """How many outputs a net for this set has: one a class, or one a regression target."""
-        return self.classes or int(np.prod(self.train.y.shape[1:]))
+        return self.classes or int(np.prod(self.target_shape))
+
+    def checksum(self) -> str:
+        """Of all samples and targets, and how samples are mapped."""
+        splits = [split for split in (self.train, self.test, self.validation) if split is not None]
+        total = 0
+        for array in (self.shift, self.scale, *(array for split in splits for array in (split.x, split.y))):
+            total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(repr(array.shape).encode(), total))
+        return f"{total:08x}"
 
 
 class DataOptions(Protocol):
@@ -133,6 +150,19 @@ def from_arrays(
     return _hold_out(data, validation, seed)
 
 
+def normalised(data: DataSet) -> DataSet:
+    """Return the set with each channel (the last axis) mapped to mean 0 and standard deviation 1 over `train`.
+
+    A channel that does not vary by more than float32 can tell is only shifted.
+    """
+    x = data.train.x
+    values = x.size // x.shape[-1]
+    mean = _channel_sum(x, 0.0, 1) / values
+    deviation = np.sqrt(_channel_sum(x, mean, 2) / values)
+    varies = deviation > np.finfo(np.float32).eps * np.abs(mean)
+    return _mapped(data, mean, 1 / np.where(varies, deviation, 1))
+
+
 def _digits(options: DataOptions, seed: int) -> DataSet:
     data = _checked(read_hdf5(DIGITS_FILE), f"{DIGITS_FILE}: ", "digits", DIGITS_CLASSES)
     return _hold_out(_mapped(data, 0.0, 1 / 16), options.validation, seed)
@@ -150,8 +180,7 @@ def _digits_noisy(options: DataOptions, seed: int) -> DataSet:
 def _cifar10(options: DataOptions, seed: int) -> DataSet:
     root = _root(options, "the folder that holds the binary version")
     data = _checked(read_cifar10(root), f"{root}: ", "cifar10", CIFAR10_CLASSES)
-    mean, std = np.array(CIFAR10_MEAN), np.array(CIFAR10_STD)
-    return _hold_out(_mapped(data, 255 * mean, 1 / (255 * std)), options.validation, seed)
+    return _hold_out(data, options.validation, seed)
 
 
 def _hdf5(options: DataOptions, seed: int) -> DataSet:
@@ -224,6 +253,15 @@ def _split(x: Any, y: Any, x_name: str, y_name: str) -> Split:
 
 def _mapped(data: DataSet, shift: float | np.ndarray, scale: float | np.ndarray) -> DataSet:
     return replace(data, shift=np.asarray(shift, np.float32), scale=np.asarray(scale, np.float32))
+
+
+def _channel_sum(x: np.ndarray, shift: float | np.ndarray, power: int) -> np.ndarray:
+    """The sum over all but the last axis of (x - shift)**power, in float64, sample after sample."""
+    total = np.zeros(x.shape[1:])
+    for start in range(0, len(x), _SAMPLES_AT_A_TIME):
+        part = x[start : start + _SAMPLES_AT_A_TIME].astype(np.float64) - shift
+        total += (part**power).sum(axis=0)
+    return total.reshape(-1, x.shape[-1]).sum(axis=0)
 
 
 def _hold_out(data: DataSet, share: float, seed: int) -> DataSet:

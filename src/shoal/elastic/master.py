@@ -234,15 +234,16 @@ class Master:
         """Add up the times of the round and log it."""
         now, progress = self._now, state.progress
         assert now is not None
+        listed = rows.tolist()
         hosted = blocks(now.learners, now.ranks)
-        losses = [float(loss) for row, block in zip(rows, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
+        losses = [loss for row, block in zip(listed, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
         counts = progress.counts
         counts.train_s += round_s
         counts.allocated_rank_s += round_s * self._world.size
-        counts.busy_rank_s += float(rows[:, 1].sum())
+        counts.busy_rank_s += sum(row[1] for row in listed)
         settings = {"ranks": now.ranks, "steps": now.steps, "batch": now.batch, "rate": now.rate}
         self._record("round", **self.where(state), **settings, loss=sum_scalars(losses) / now.learners)
-        if rows[:, 0].any() or self._world.stop_from_reserve():
+        if any(row[0] for row in listed) or self._world.stop_from_reserve():
             self._stop = self._stop or "a signal"
         for learner, loss in enumerate(losses):
             if not math.isfinite(loss):

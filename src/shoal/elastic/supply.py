@@ -12,23 +12,20 @@ A joiner is prepared (imports, data, net) before it joins, so nobody waits for t
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from shoal.comm import joining
 from shoal.comm.collectives import gather
+from shoal.comm.joining import Hello, Joined, Welcome
 from shoal.comm.shared import NodeMemory, Sizes, attach, share
 from shoal.comm.spawn import Spawner
 from shoal.comm.world import Seat, World
 from shoal.config import Run
 from shoal.errors import InputError, ShoalError
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Step = Literal["spawn", "grow", "wait", "release", "forget"]
 CHANGES = get_args(Step)
@@ -39,34 +36,6 @@ _STATES = ("idle", "busy", "ready", "failed")
 _PATIENCE_S, _GIVE_UP_S = 60.0, 0.1
 _FIRST_LEAD_S = 1.0
 """what a rank is thought to take to come, before one has taken longer"""
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a joiner says of itself."""
-
-    pid: int
-    cores: frozenset[int]
-    fingerprint: bytes
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """What it is told: who is there, its own seat, and where the node's memory lies, with who has which place in it."""
-
-    seats: tuple[Seat, ...]
-    generation: int
-    memory: str
-    places: tuple[int | None, ...]
-    can_claim: bool
-
-
-@dataclass(frozen=True)
-class Joined:
-    """What a process that has joined has in hand."""
-
-    spawner: Spawner
-    welcome: Welcome
 
 
 class Supply:
@@ -107,7 +76,9 @@ class Supply:
     def begin(self) -> None:
         """Start to bring in a rank that runs what this one runs. All ranks do."""
         command, *arguments = [argument for argument in sys.argv[1:] if argument != JOINS]
-        self._spawner.begin([sys.executable, "-m", "shoal", command, JOINS, *arguments], self._meet)
+        self._spawner.begin(
+            [sys.executable, "-m", "shoal", command, JOINS, *arguments], joining.welcomed(self._welcome)
+        )
 
     def take(self) -> dict[str, float]:
         """The joiner is the last rank of the world now; what it took, in seconds. Collective over the new world."""
@@ -147,17 +118,14 @@ class Supply:
             self._world.move_home()
             self._spawner.close()
 
-    def _meet(self, comm: MPI.Intracomm) -> None:
-        """On the helper threads: who comes, and who is there."""
-        world, last = self._world, comm.Get_size() - 1
-        hello: Hello = comm.bcast(None, last)
-        _one_node(comm)
+    def _welcome(self, hello: Hello) -> Welcome:
+        """What a joiner is told, by each rank's helper thread."""
         if hello.fingerprint != self._fingerprint:
             raise ShoalError("the spawned rank has another config, data, net or code")
+        world, memory = self._world, self._memory
         self._seat = seat = world.seat_for(hello.pid, hello.cores)
-        seats, places = (*world.seats, seat), self._memory.places_with(seat.id)
-        welcome = Welcome(seats, world.generation + 1, self._memory.place, places, self._memory.can_claim)
-        comm.bcast(welcome if comm.Get_rank() == 0 else None, 0)
+        places = memory.places_with(seat.id)
+        return Welcome((*world.seats, seat), world.generation + 1, memory.place, places, memory.can_claim)
 
 
 def memory_and_supply(
@@ -185,27 +153,3 @@ def memory_and_supply(
     spawner = Spawner.found(world.comm)
     world.move_to(spawner.top)
     return memory, Supply(world, memory, spawner, run, fingerprint)
-
-
-def come(fingerprint: bytes, cores: frozenset[int]) -> Joined:
-    """A spawned process joins the world."""
-    heard: list[Welcome] = []
-
-    def meet(comm: MPI.Intracomm) -> None:
-        comm.bcast(Hello(os.getpid(), cores, fingerprint), comm.Get_size() - 1)
-        _one_node(comm)
-        heard.append(comm.bcast(None, 0))
-
-    spawner = Spawner.join(meet)
-    return Joined(spawner, heard[0])
-
-
-def _one_node(comm: MPI.Intracomm) -> None:
-    """ShoalError where the ranks do not share memory. Collective."""
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    together = node.Get_size() == comm.Get_size()
-    node.Free()
-    if not together:
-        raise ShoalError("the spawned rank came to another node")

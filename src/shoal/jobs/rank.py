@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from shoal import allocation
 from shoal import config as configs
+from shoal.allocation import Allocation
 from shoal.comm.lifeline import Lifeline
 from shoal.comm.spawn import join_within
 from shoal.comm.world import World
@@ -61,7 +64,8 @@ def _request(config: Config, out: Path | None, resume: bool, width: int) -> tupl
         lines.append(Progress(config.train.epochs, sys.stdout, width))
         return [lines[0].on_event]
 
-    return Request(config, out or configs.default_directory(config), resume, listen=listen), lines
+    here, directory = allocation.read(os.environ), out or configs.default_directory(config)
+    return Request(config, directory, resume, listen=listen, here=here), lines
 
 
 def _tell(result: Result, request: Request) -> int:
@@ -91,7 +95,8 @@ def sweep(path: Path, out: Path | None) -> NoReturn:
     """One rank of a sweep. Collective."""
 
     def work(world: World, life: Lifeline) -> int:
-        return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True))
+        ends = Allocation(end_time_s=allocation.read(os.environ).end_time_s)
+        return sweeps.work(world, path, out, life.stop_requested, lambda text: print(text, flush=True), ends)
 
     be_a_rank(work, _stop_file_of_sweep(path, out))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal import errors
+from shoal.allocation import Allocation
 from shoal.comm.collectives import broadcast_bytes, gather
 from shoal.comm.world import World
 from shoal.config import Config
@@ -30,7 +31,7 @@ Say = Callable[[str], None]
 _NONE, _STOP = -1, -2
 
 
-def work(world: World, path: Path, out: Path | None, signalled: Callable[[], bool], say: Say) -> int:
+def work(world: World, path: Path, out: Path | None, signalled: Callable[[], bool], say: Say, here: Allocation) -> int:
     """Do the runs of a sweep that are left; `say` is called with a line per run. Returns the exit status.
 
     `signalled` says whether a signal asks this rank to stop; a file `stop` in the sweep's directory does too.
@@ -55,7 +56,7 @@ def work(world: World, path: Path, out: Path | None, signalled: Callable[[], boo
     if place // sweep.ranks < teams:
         team = World(comm, world.backend)
         runs = {out / member.name: member for member in members}
-        status = _work_through(team, runs, start_s, lambda: signalled() or stop_file.seen(), say)
+        status = _work_through(team, runs, start_s, lambda: signalled() or stop_file.seen(), say, here)
         team.close()
     comm.Free()
     world.waiter.timeout_s = math.inf  # another team may have hours to go
@@ -66,7 +67,12 @@ def work(world: World, path: Path, out: Path | None, signalled: Callable[[], boo
 
 
 def _work_through(
-    team: World, runs: Mapping[Path, Config], start_s: float, stop_requested: Callable[[], bool], say: Say
+    team: World,
+    runs: Mapping[Path, Config],
+    start_s: float,
+    stop_requested: Callable[[], bool],
+    say: Say,
+    here: Allocation,
 ) -> int:
     """Take runs until none is left; the worst status of them, or 99 at once if asked to stop."""
     tried: set[Path] = set()
@@ -80,7 +86,8 @@ def _work_through(
         tried.add(directory)
         place = f"[{list(runs).index(directory) + 1:>{len(str(len(runs)))}}/{len(runs)}] {directory.name}"
         try:
-            result = run(team, Request(runs[directory], directory, resume=True, patient=False), stop_requested)
+            request = Request(runs[directory], directory, resume=True, patient=False, here=here)
+            result = run(team, request, stop_requested)
         except errors.LeaseError:
             continue
         except InputError as error:

@@ -32,7 +32,8 @@ class Tensor:
 
     `kind` says what it is to training: a "weight" decays and starts at random (its last axis runs over the
     outputs, all others are summed over), a "bias" and a "norm" are trained and start at `initial`, a
-    "statistic" is measured and starts at `initial`. `offset` is in elements; a Layout sets it.
+    "statistic" is measured, or constant, and starts at `initial`. `offset` is in elements; a Layout sets it.
+    `aliases` are other names of the same tensor; `dtype` is what it has outside of the buffer.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Tensor:
     kind: Kind
     initial: float = 0.0
     offset: int = -1
+    aliases: tuple[str, ...] = ()
+    dtype: str = "float32"
 
     @property
     def size(self) -> int:
@@ -80,6 +83,14 @@ class Layout:
             raise ValueError(f"a flat buffer of {self.size} or {self.parameters} elements, not {flat.shape}")
         held = (tensor for tensor in self.tensors if tensor.offset + tensor.size <= flat.shape[0])
         return {one.name: flat[one.offset : one.offset + one.size].reshape(one.shape) for one in held}
+
+    def table(self) -> list[tuple[str, Shape, int, Kind, str]]:
+        """A row for each name of a tensor: name, shape, offset, kind, dtype outside of the buffer."""
+        return [
+            (name, one.shape, one.offset, one.kind, one.dtype)
+            for one in self.tensors
+            for name in (one.name, *one.aliases)
+        ]
 
     def describe(self) -> str:
         """A stable text of names, kinds, shapes and offsets: equal texts mean interchangeable buffers."""

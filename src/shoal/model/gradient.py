@@ -1,9 +1,9 @@
 """A net with its loss: from a flat buffer of weights and a batch to a flat gradient.
 
 A Model works on a copy of the net it is given, so one net can be the description of many models. It reads
-the weights from, and writes the gradient to, the two flat buffers it is bound to; several learners share a
-Model by copying their weights in and their results out. The same weights and batch give the same bits,
-whatever ran before.
+the weights from, and writes the gradient to, the flat buffers it is bound to, and can go back to buffers that it
+was bound to before; several learners share a Model. The same weights and batch give the same bits, whatever ran
+before.
 """
 
 from __future__ import annotations
@@ -18,25 +18,35 @@ import numpy as np
 from shoal.backend import ALIGNMENT_BYTES, Array, Backend, address
 from shoal.data.keyed import uniform
 from shoal.errors import InputError
+from shoal.model.dropout import Dropout
 from shoal.model.flat import Layout, Shape, Tensor
 from shoal.model.layer import Layer, Scratch, check_layer
 from shoal.model.losses import find_loss
 from shoal.model.normalisation import BatchNorm
 
+Binding = list[tuple[Layer, dict[str, Array], dict[str, Array]]]
+"""Of each layer the views of its tensors and of their gradients."""
+
 
 class Model:
     """A net for samples of `sample_shape`, its `layout`, and its loss by name.
 
-    `output_shape` is the shape of one output sample, `outputs` the count of its numbers. InputError where
+    `output_shape` is the shape of one output sample, `outputs` the count of its numbers; `seed` keys what layers
+    draw in training. InputError where
     the layers do not fit the samples or each other.
     """
 
-    def __init__(self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, net: Layer, sample_shape: Shape, loss: str, backend: Backend, dtype: Any = np.float32, seed: int = 0
+    ) -> None:
         check_layer(net, "Model")
         self.net = copy.deepcopy(net)
         self.net.rename("")
         self._layers = tuple(self.net.walk())
         _check_distinct(self._layers)
+        self._dropouts = tuple(layer for layer in self._layers if isinstance(layer, Dropout))
+        for dropout in self._dropouts:
+            dropout.seed = seed
         self.sample_shape = tuple(sample_shape)
         self.output_shape = self.net.output_shape(self.sample_shape)
         self.outputs = math.prod(self.output_shape)
@@ -67,28 +77,43 @@ class Model:
             else:
                 view.fill(tensor.initial)
 
-    def bind(self, weights: Array, gradient: Array) -> None:
-        """Work on these aligned buffers of layout.size and layout.parameters elements; clears `gradient`."""
-        for flat, size in ((weights, self.layout.size), (gradient, self.layout.parameters)):
-            aligned = not size or address(flat) % ALIGNMENT_BYTES == 0
-            if flat.shape != (size,) or flat.dtype != self.dtype or not aligned:
-                raise ValueError(f"a flat buffer must be aligned, {self.dtype} and have {size} elements")
-        gradient.fill(0)
-        values, gradients = self.layout.views(weights), self.layout.views(gradient)
-        for layer in self._layers:
-            names = {one.name: _full_name(layer, one) for one in layer.tensors()}
-            trained = {own: full for own, full in names.items() if full in gradients}
-            layer.bind(
-                {own: values[full] for own, full in names.items()},
-                {own: gradients[full] for own, full in trained.items()},
-            )
+    def bind(self, weights: Array, gradient: Array | None = None, statistics: Array | None = None) -> Binding:
+        """Work on these aligned buffers from now on; returns what `use` takes to come back to them.
 
-    def gradient(self, x: Array, y: Array) -> float:
-        """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics."""
+        weights (layout.size) is not written, but for the running statistics, which are those of `statistics`
+        (layout.size) where it is given. gradient (layout.parameters) is cleared; without one the model can only
+        evaluate."""
+        layout = self.layout
+        for flat, size in ((weights, layout.size), (gradient, layout.parameters), (statistics, layout.size)):
+            aligned = flat is None or not size or address(flat) % ALIGNMENT_BYTES == 0
+            if flat is not None and (flat.shape != (size,) or flat.dtype != self.dtype or not aligned):
+                raise ValueError(f"a flat buffer must be aligned, {self.dtype} and have {size} elements")
+        values, gradients = layout.views(weights), {}
+        if statistics is not None:
+            apart = layout.views(statistics)
+            values |= {one.name: apart[one.name] for one in layout.tensors if one.kind == "statistic"}
+        if gradient is not None:
+            gradient.fill(0)
+            gradients = layout.views(gradient)
+        binding = [(layer, _own(layer, values), _own(layer, gradients)) for layer in self._layers]
+        self.use(binding)
+        return binding
+
+    def use(self, binding: Binding) -> None:
+        """Work on the buffers of an earlier `bind`, as they are."""
+        for layer, values, gradients in binding:
+            layer.bind(values, gradients)
+
+    def gradient(self, x: Array, y: Array, position: int = 0) -> float:
+        """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics.
+
+        position: that of the batch's first sample in the sample order, which keys what layers draw."""
+        self._draw_at(position)
         with np.errstate(over="ignore", invalid="ignore"):
             outputs = self.net.forward(self._taken(x), True)
             loss = float(self.loss.per_sample(outputs, y).sum()) / len(outputs)
             self.net.backward(self.loss.gradient(y), False)
+        self.net.scratch.pool.release_all()
         return loss
 
     def evaluate(self, x: Array, y: Array) -> tuple[float, int]:
@@ -104,6 +129,7 @@ class Model:
 
     def recalibrate(self, batches: Iterable[Array]) -> None:
         """Set the running statistics to the mean of the batch statistics over these batches, of equal weight."""
+        self._draw_at(None)
         norms = [layer for layer in self._layers if isinstance(layer, BatchNorm)]
         if not norms:
             return
@@ -116,11 +142,15 @@ class Model:
             for norm in norms:
                 norm.share = norm.momentum
 
+    def _draw_at(self, position: int | None) -> None:
+        for dropout in self._dropouts:
+            dropout.position = position
+
     @property
     def scratch_bytes(self) -> int:
         """The working memory held now; it grows only with batch sizes not met before."""
         parts = [self._scratch, self.loss.scratch, *(layer.scratch for layer in self._layers)]
-        return sum(part.total_bytes for part in parts)
+        return self.net.scratch.pool.total_bytes + sum(part.total_bytes for part in parts)
 
     def _taken(self, x: Array) -> Array:
         """The batch in aligned memory of the model's dtype: no bit may depend on where the caller's x lies."""
@@ -132,6 +162,12 @@ class Model:
         taken = self._scratch("x", x.shape)
         self.backend.xp.copyto(taken, x, casting="same_kind")
         return taken
+
+
+def _own(layer: Layer, views: dict[str, Array]) -> dict[str, Array]:
+    """Those of the views that are of this layer's own tensors, by their own names."""
+    names = {one.name: _full_name(layer, one) for one in layer.tensors()}
+    return {own: views[full] for own, full in names.items() if full in views}
 
 
 def _full_name(layer: Layer, tensor: Tensor) -> str:
@@ -147,11 +183,6 @@ def _check_distinct(layers: tuple[Layer, ...]) -> None:
         seen.add(id(layer))
 
 
-class _Split(Protocol):
-    @property
-    def y(self) -> np.ndarray: ...
-
-
 class FittingData(Protocol):
     """What `check_fit` reads of a data set."""
 
@@ -162,7 +193,7 @@ class FittingData(Protocol):
     @property
     def classes(self) -> int: ...
     @property
-    def train(self) -> Any: ...
+    def target_shape(self) -> Shape: ...
 
 
 def check_fit(data: FittingData, model: Model) -> None:
@@ -188,8 +219,8 @@ def check_fit(data: FittingData, model: Model) -> None:
             f"loss {model.loss.name!r} needs regression targets, but data set {data.name!r} has class labels: "
             "use loss 'cross-entropy'"
         )
-    elif math.prod(data.train.y.shape[1:]) != model.outputs:
+    elif math.prod(data.target_shape) != model.outputs:
         raise InputError(
             f"the net has {model.outputs} outputs, but data set {data.name!r} has targets of shape "
-            f"{data.train.y.shape[1:]}: give its last layer an output for each number"
+            f"{data.target_shape}: give its last layer an output for each number"
         )

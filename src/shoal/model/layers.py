@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from shoal.backend import Array
+from shoal.kernels import layers as loops
 from shoal.model.flat import Shape, Tensor
 from shoal.model.layer import Layer, check_layer, check_sizes
 
@@ -50,7 +51,7 @@ class Linear(Layer):
             self.xp.matmul(self.scratch("ones", dy.shape[:1], fill=1), dy, out=self.gradients["bias"])
         if not want_dx:
             return None
-        return self.xp.matmul(dy, self.values["weight"].T, out=self.scratch("dx", self._x.shape))
+        return self.xp.matmul(dy, self.values["weight"].T, out=self.scratch.lend(self._x.shape))
 
 
 class ReLU(Layer):
@@ -61,10 +62,9 @@ class ReLU(Layer):
         return self._y
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
-        dx = self.scratch("dx", dy.shape)
-        positive = self.xp.greater(self._y, 0, out=self.scratch("positive", dy.shape, bool))
-        self.xp.copyto(dx, positive)
-        return self.xp.multiply(dx, dy, out=dx)
+        dx = self.scratch.lend(dy.shape)
+        loops.masked(self.xp, dy, self._y, dx)
+        return dx
 
 
 class Sigmoid(Layer):
@@ -79,7 +79,7 @@ class Sigmoid(Layer):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         xp = self.xp
-        dx = xp.subtract(1, self._y, out=self.scratch("dx", dy.shape))
+        dx = xp.subtract(1, self._y, out=self.scratch.lend(dy.shape))
         xp.multiply(dx, self._y, out=dx)
         return xp.multiply(dx, dy, out=dx)
 
@@ -126,42 +126,13 @@ class Sequential(Layer):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         last = 0 if want_dx else self._first_trainable
+        given: Array = dy
+        by: Array | None = dy
         for place in range(len(self._layers) - 1, last - 1, -1):
-            dy = self._layers[place].backward(dy, want_dx or place > last)
-        return dy if want_dx else None
-
-
-class Residual(Layer):
-    """y = body(x) + shortcut(x); without a shortcut, y = body(x) + x."""
-
-    def __init__(self, body: Layer, shortcut: Layer | None = None) -> None:
-        self._children = {"body": body} if shortcut is None else {"body": body, "shortcut": shortcut}
-        for layer in self._children.values():
-            check_layer(layer, "Residual")
-        self.body, self.shortcut = body, shortcut
-        self.rename("")
-
-    @property
-    def children(self) -> Mapping[str, Layer]:
-        return self._children
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        through = self.body.output_shape(input_shape)
-        beside = self.shortcut.output_shape(input_shape) if self.shortcut else input_shape
-        if through != beside:
-            rule = f"its body gives {through} and its shortcut {beside}; give it a shortcut that gives {through}"
-            self.refuse(input_shape, rule)
-        return through
-
-    def forward(self, x: Array, training: bool) -> Array:
-        through = self.body.forward(x, training)
-        beside = self.shortcut.forward(x, training) if self.shortcut else x
-        return self.xp.add(through, beside, out=self.scratch("y", through.shape))
-
-    def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
-        through = self.body.backward(dy, want_dx)
-        beside = self.shortcut.backward(dy, want_dx) if self.shortcut else dy
-        if not want_dx:
-            return None
-        assert through is not None
-        return self.xp.add(through, beside, out=self.scratch("dx", through.shape))
+            dx = self._layers[place].backward(by, want_dx or place > last)
+            self.scratch.release(by, given, dx)
+            by = dx
+        if want_dx:
+            return by
+        self.scratch.release(by, given)
+        return None

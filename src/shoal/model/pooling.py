@@ -6,11 +6,11 @@ h' = (h - size) // stride + 1. All windows are handled at once, one place within
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from shoal.backend import Array
+from shoal.kernels import layers as loops
+from shoal.kernels.layer_twins import pixels_of
 from shoal.model.flat import Shape
 from shoal.model.layer import Layer, check_sizes
 
@@ -22,6 +22,7 @@ class _Windows(Layer):
         check_sizes(type(self).__name__, size=size, stride=size if stride is None else stride)
         self.size = size
         self.stride = size if stride is None else stride
+        self.windows = loops.Windows(self.size, self.stride)
 
     def details(self) -> str:
         return f"{self.size}, stride={self.stride}"
@@ -32,23 +33,12 @@ class _Windows(Layer):
         height, width, channels = input_shape
         if min(height, width) < self.size:
             self.refuse(input_shape, "its window is larger than the image; use a smaller one")
-        return (self._outputs_along(height), self._outputs_along(width), channels)
-
-    def _outputs_along(self, side: int) -> int:
-        return (side - self.size) // self.stride + 1
+        return (self.windows.along(height), self.windows.along(width), channels)
 
     def _outputs(self, x: Array) -> Array:
         """Scratch memory for the outputs of x."""
-        batch, height, width, channels = x.shape
-        return self.scratch("y", (batch, self._outputs_along(height), self._outputs_along(width), channels))
-
-    def _places(self, x: Array) -> Iterator[Array]:
-        """For each place within the window, the view of x that holds that place of every window."""
-        rows = self.stride * (self._outputs_along(x.shape[1]) - 1) + 1
-        columns = self.stride * (self._outputs_along(x.shape[2]) - 1) + 1
-        for i in range(self.size):
-            for j in range(self.size):
-                yield x[:, i : i + rows : self.stride, j : j + columns : self.stride]
+        batch, height, width, channels = self._shape = x.shape
+        return self.scratch("y", (batch, self.windows.along(height), self.windows.along(width), channels))
 
 
 class MaxPool(_Windows):
@@ -58,39 +48,14 @@ class MaxPool(_Windows):
     """
 
     def forward(self, x: Array, training: bool) -> Array:
-        xp = self.xp
-        self._shape = x.shape
         y = self._outputs(x)
-        places = self._places(x)
-        xp.copyto(y, next(places))
-        if not training:
-            for place in places:
-                xp.maximum(y, place, out=y)
-            return y
-        self._winner = winner = self.scratch("winner", y.shape, np.int16)
-        winner.fill(0)
-        better, number = self.scratch("better", y.shape, bool), self.scratch("number", y.shape, np.int16)
-        for count, place in enumerate(places, start=1):
-            xp.greater(place, y, out=better)
-            xp.copyto(number, better)
-            xp.multiply(number, count, out=number)
-            xp.maximum(winner, number, out=winner)
-            xp.maximum(y, place, out=y)
+        self._winner = self.scratch("winner", y.shape, np.int16) if training else None
+        loops.max_pool(self.xp, x, self.windows, y, self._winner)
         return y
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
-        xp = self.xp
-        dx = self.scratch("dx", self._shape)
-        dx.fill(0)
-        hit, share = self.scratch("hit", dy.shape, bool), self.scratch("share", dy.shape)
-        for count, target in enumerate(self._places(dx)):
-            xp.equal(self._winner, count, out=hit)
-            xp.copyto(share, hit)
-            if self.stride >= self.size:
-                xp.multiply(share, dy, out=target)
-            else:
-                xp.multiply(share, dy, out=share)
-                xp.add(target, share, out=target)
+        dx = self.scratch.lend(self._shape)
+        loops.max_pool_gradient(self.xp, dy, self._winner, self.windows, dx)
         return dx
 
 
@@ -98,19 +63,18 @@ class AveragePool(_Windows):
     """The mean of each window."""
 
     def forward(self, x: Array, training: bool) -> Array:
-        self._shape = x.shape
         y = self._outputs(x)
-        places = self._places(x)
+        places = pixels_of(x, self.windows)
         self.xp.copyto(y, next(places))
         for place in places:
             self.xp.add(y, place, out=y)
         return self.xp.multiply(y, 1 / self.size**2, out=y)
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         dx.fill(0)
         share = self.xp.multiply(dy, 1 / self.size**2, out=self.scratch("share", dy.shape))
-        for target in self._places(dx):
+        for target in pixels_of(dx, self.windows):
             self.xp.add(target, share, out=target)
         return dx
 
@@ -131,7 +95,7 @@ class GlobalPool(Layer):
 
     def backward(self, dy: Array, want_dx: bool = True) -> Array | None:
         batch, height, width, channels = self._shape
-        dx = self.scratch("dx", self._shape)
+        dx = self.scratch.lend(self._shape)
         flat = dx.reshape(batch, height * width, channels)
         self.xp.multiply(dy[:, None, :], 1 / (height * width), out=flat)
         return dx

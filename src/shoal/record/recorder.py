@@ -3,6 +3,7 @@
     config.toml   the resolved config            run.jsonl   one event a line
     checkpoint.h5 the newest state               DONE        written last, when the run is complete
     lease         who writes here                stop        put there by anyone to stop the run
+    nodes         how many nodes the run goes on with, for the batch script
 
 Only the master has a recorder with a directory. Every other rank has one that records nothing.
 """
@@ -94,6 +95,8 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self.complete = False
         """the directory holds a run that is DONE: nothing is recorded again"""
+        self.checkpoint_s = 0.0
+        """the longest time that a checkpoint has taken to write"""
         self._config = config
         self._listen = listen
         self._listeners: Sequence[OnEvent] | None = None
@@ -162,11 +165,17 @@ class Recorder:
         self.event("checkpoint", round=round, consumed=consumed, bytes=sum(a.nbytes for a in arrays.values()))
         self._log.sync()
         self.saved_round = round
-        self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
+        before = self._writer.write(arrays, msgspec.json.encode({**meta, "log_bytes": self._log.size()}), round)
+        self.checkpoint_s = max(self.checkpoint_s, before.write_s if before else 0.0)
 
     def stop_requested(self) -> str:
         """The reason if somebody put a `stop` file into the directory, or an empty text."""
         return "the stop file" if self._stop_file is not None and self._stop_file.seen() else ""
+
+    def ask_for_nodes(self, nodes: int) -> None:
+        """Leave word for the batch script that `nodes` nodes are enough."""
+        if self._log is not None:
+            self._publish("nodes", f"{nodes}\n")
 
     def wish(self) -> dict[str, int] | None:
         """What `shoal resize` asked for since the last call."""
@@ -226,7 +235,8 @@ class Recorder:
 
     def _open_to_write(self, directory: Path) -> None:
         """Go on from the newest checkpoint that loads, or start."""
-        (directory / "DONE").unlink(missing_ok=True)
+        for outdated in ("DONE", "nodes"):
+            (directory / outdated).unlink(missing_ok=True)
         self._open_writer(directory)
         log, damage = directory / "run.jsonl", list[str]()
         before = _events(log)

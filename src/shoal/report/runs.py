@@ -24,7 +24,7 @@ FORMAT = 1
 SEED_ONLY = ("seed", "name", "out")
 """The config keys that runs of one group may differ in."""
 NO_RESULT = (
-    *("timeout_s", "heartbeat_s", "checkpoint_epochs", "keep"),
+    *("timeout_s", "heartbeat_s", "checkpoint_epochs", "keep", "stop_margin_s", "give_back_nodes"),
     *("provider", "respawn", "min_ranks", "max_ranks"),
 )
 """Keys of [run] that no result depends on: runs of one group may differ in them too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.backend import Array
 
@@ -18,6 +18,16 @@ class Settings(Protocol):
 
     @property
     def batch(self) -> int: ...
+
+
+class Numbers(NamedTuple):
+    """What the arithmetic of a round is done with: K, mu, the rate, and whether learners leave their one step to the
+    reduction and bring gradients."""
+
+    steps: int
+    mu: float
+    rate: float
+    gradients: bool = False
 
 
 class State(Protocol):
