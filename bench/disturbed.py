@@ -109,10 +109,12 @@ class Job:
         return found
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """Its living ranks by a number that grows with their age."""
+        """Its living ranks, but those that are stopped, by a number that grows with their age."""
         found = []
         for process in self.alive():
             with contextlib.suppress(*GONE):
+                if process.status() == psutil.STATUS_STOPPED:
+                    continue
                 given, name = process.environ(), process.cmdline()
                 if "OMPI_COMM_WORLD_RANK" in given and any("shoal" in part for part in name):
                     job = int(given.get("PMIX_NAMESPACE", "@0").rpartition("@")[2] or 0)

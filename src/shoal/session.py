@@ -23,7 +23,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
     What all ranks raise together (bad input, a stop) is said once and all leave with its status; any other
     exception is this rank's failure, and ends the job. Collective.
     """
-    life = lifeline.start(stop_file)
+    life, world = lifeline.start(stop_file), None
     try:
         world = World(life.comm, numpy_backend(), recovers=life.recovers)
         try:
@@ -37,7 +37,7 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
                 print(f"shoal: {error}", file=sys.stderr, flush=True)
         life.comm = world.close()
     except errors.RankLost as lost:
-        life.abandon(lost)
+        life.abandon(lost, (world or life.comm).rank)
     except BaseException as error:
         life.fail(error)
     life.leave(status, world.is_master, world.lost)
@@ -46,13 +46,13 @@ def be_a_rank(work: Work, stop_file: Path | None = None) -> NoReturn:
 def be_a_joiner(work: Callable[[lifeline.Lifeline], tuple[World, int | None]]) -> NoReturn:
     """Do `work` in a process that was spawned: it joins a world, and returns that with the status of the job, or None
     where this rank was released before the end."""
-    life = lifeline.start()
+    life, world = lifeline.start(), None
     try:
         world, status = work(life)
         if status is not None:
             life.comm = world.close()
     except errors.RankLost as lost:
-        life.abandon(lost)
+        life.abandon(lost, (world or life.comm).rank)
     except BaseException as error:
         life.fail(error)
     life.leave(status or 0, status is not None and world.is_master, world.lost and status is not None)

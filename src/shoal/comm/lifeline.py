@@ -128,11 +128,11 @@ class Lifeline:
         wait_s = CONSEQUENCE_S if _may_be_a_consequence(exception) else ALL_ALIKE_S * (_rank() > 0)
         self._end(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}", ERROR, wait_s)
 
-    def abandon(self, lost: RankLost) -> NoReturn:
-        """End the whole job with exit status 75, because it cannot go on without a rank that was lost."""
+    def abandon(self, lost: RankLost, rank: int) -> NoReturn:
+        """End the job with status 75. rank: of the living, who take turns: asked thrice, prterun leaves files behind."""
         tell_launcher(errors.TRY_AGAIN)
         text = f"shoal: {lost}; --resume goes on from the last checkpoint\n"
-        self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * (self.comm.rank > 0))
+        self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * min(rank, 1) + CONSEQUENCE_S * min(max(rank - 1, 0), 2))
 
     def _end(self, text: str, status: int, wait_s: float) -> NoReturn:
         if not self._failing.acquire(blocking=False):
