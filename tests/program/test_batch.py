@@ -202,7 +202,7 @@ def test_a_link_that_is_left_over_leaves_at_once(make: Callable[[str], Cluster],
 @BOTH
 def test_cancel(make: Callable[[str], Cluster], config: Path, scheduler: str) -> None:
     cluster = make(scheduler)
-    job, run = _submit(cluster, config, "--after-limit", "chain", "--set", "train.epochs=40")
+    job, run = _submit(cluster, config, "--after-limit", "chain", "--set", "train.epochs=1000")
     with cluster.running(job) as started:
         _train(started, run)
         assert cluster.shoal("cancel", run).returncode == 0
