@@ -266,6 +266,14 @@ def test_what_cannot_be_is_one_sentence(name: str, chosen: dict[str, Any], words
     assert "\n" not in str(raised.value)
 
 
+def test_a_printed_script_starts_itself_anew_without_a_scheduler(tmp_path: Path) -> None:
+    text = render(job("local", out=tmp_path / "run", after_limit="requeue", max_links=2))
+    script = tmp_path / "any name.sh"
+    script.write_text(text.replace("launch() {", "launch() { return 99", 1))
+    ended = subprocess.run(["bash", script], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 1 and "all 2 links are used up" in ended.stdout, ended.stderr
+
+
 STUBS = """
 run={run} after_limit=none max_links=1 max_restarts=0
 environment() {{ :; }}
