@@ -12,7 +12,8 @@ every few rounds; the rest of the ranks sleep. By the size of the state (anchor 
     lead    from the start of preparations to the resize, while training goes on (a reserve needs none)
 
 Then, with --many, so many resizes in one job: what each rank holds at the end against what it held after its first ten.
-With --peer, torchrun's elastic agent grows a job from one to two processes and back, in turns with ours.
+With --peer, torchrun's elastic agent (peers/torchrun_growth.py, in the venv of `make bench-peers`) grows a job from one
+to two processes and back, before and after ours.
 """
 
 from __future__ import annotations
@@ -204,6 +205,29 @@ def job(what: str, ranks: int, count: int, *launch: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def peer() -> list[dict[str, Any]]:
+    """What torchrun takes, one growth and one shrinkage."""
+    command = [str(GLOO), str(HERE.parent / "peers/torchrun_growth.py"), "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()[1:]]
+
+
+def beside(rows: list[dict[str, Any]], peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our stalls in the peer's."""
+    found = []
+    for event in ("growth", "shrinkage"):
+        theirs_ms = statistics.median(one["stall_ms"] for one in peers if one["event"] == event)
+        for row in rows:
+            ours_ms = row[event]["stall_ms"]
+            ratio = round(theirs_ms / max(ours_ms, 1e-3))
+            found.append({"what": row["what"], "event": event, "stall_ms": ours_ms, "peer_stall_ms": theirs_ms})
+            found[-1]["ratio"] = ratio
+            print(f"{row['what']:>14} {event}: torchrun's stall {theirs_ms:.0f} ms, ours {ours_ms:.2f} ms: {ratio}x")
+    return found
+
+
 def leaks(row: dict[str, Any]) -> list[str]:
     """What any rank holds more of than after its first ten resizes."""
     found = []
@@ -239,8 +263,11 @@ def main() -> None:
     options = parser.parse_args()
     header = {"bench": "resize", **environment.describe(), "ranks": options.ranks, "load_before": os.getloadavg()[0]}
     print(json.dumps(header), flush=True)
+    peers = peer() if options.peer else []
     rows = [job(what, options.ranks, options.resizes) for what in STATES]
     show(rows)
+    if options.peer:
+        rows += [*(peers := [*peers, *peer()]), *beside(rows, peers)]
     wrong = []
     if options.many:
         rows.append(job("many", options.ranks, options.many))

@@ -32,7 +32,7 @@ def worker(log: Path) -> None:
     import torch.distributed
 
     last = max((float(path.read_text() or 0) for path in log.parent.glob("last-*")), default=0.0)
-    own = log.parent / f"last-{os.getpid()}"
+    own = os.open(log.parent / f"last-{os.getpid()}", os.O_CREAT | os.O_WRONLY)
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -49,7 +49,7 @@ def worker(log: Path) -> None:
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"size": size, "time": now, "stall_s": now - last}) + "\n")
         noted = True
-        own.write_text(f"{now:<20}")
+        os.pwrite(own, f"{now:<20}".encode(), 0)
         time.sleep(STEP_S)
 
 

@@ -97,7 +97,7 @@ def test_what_a_status_means(tmp_path: Path) -> None:
     for status, meant in (known | killed).items():
         assert restarts.outcome(status, tmp_path) == meant, status
     (tmp_path / "DONE").touch()
-    for status in (DONE, 137, 183, 14):
+    for status in (DONE, TRY_AGAIN, 137, 183, 14):
         assert restarts.outcome(status, tmp_path) == DONE
-    for status in (ERROR, BAD_INPUT, STOPPED, TRY_AGAIN):
+    for status in (ERROR, BAD_INPUT, STOPPED):
         assert restarts.outcome(status, tmp_path) == status

@@ -6,11 +6,13 @@ import pytest
 from report_logs import write_demo, write_run
 
 from shoal.errors import InputError
+from shoal.record.runlog import RunLog
 from shoal.report.claims import by_schedule
 from shoal.report.plot import plot_runs, plot_schedules
 from shoal.report.runs import group_runs, load_runs
 from shoal.report.style import PALETTE, line_style, thousands
 
+FOUR = (("I", 0.0), ("I", 0.5), ("IV", 0.0), ("IV", 0.5))
 PNG = b"\x89PNG"
 
 
@@ -26,6 +28,24 @@ def test_runs_as_png_with_the_data_s_caption(tmp_path):
 def test_runs_just_begun_and_without_evaluations(tmp_path):
     run = write_run(tmp_path / "a", epochs=0.3, ended=False)
     assert plot_runs([run], tmp_path / "figure.png").read_bytes().startswith(PNG)
+
+
+def test_ranks_over_time_with_what_happened_to_them(tmp_path):
+    run = write_run(tmp_path / "a", "V", epochs=4, ended=False)
+    log = RunLog(run / "run.jsonl", lambda: 1.0)
+    log.event("recovery", round=3, lost=[2], ranks=[4, 3])
+    log.event("world", round=3, world=4, action="grow")
+    log.event("world", round=3, world=3, action="release")
+    log.event("resume", round=3, world=2)
+    log.close()
+    text = plot_runs([run], tmp_path / "figure.svg").read_text()
+    marks = ("rank lost", "rank came", "rank left", "resumed", "resize")
+    assert [mark for mark in marks if mark not in text] == []
+    calm = write_run(tmp_path / "b", "I", epochs=4)
+    text = plot_runs([calm], tmp_path / "figure.svg").read_text()
+    assert "ranks alive" in text and [mark for mark in marks if mark in text] == []
+    many = [write_run(tmp_path / f"m{n}", name, mu=mu) for n, (name, mu) in enumerate(FOUR)]
+    assert "ranks alive" not in plot_runs(many, tmp_path / "figure.svg").read_text()
 
 
 def test_regression_has_a_loss_for_an_accuracy(tmp_path):

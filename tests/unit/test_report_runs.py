@@ -20,7 +20,7 @@ def test_series_are_typed_and_whole(tmp_path):
     assert run.rounds["consumed"][-1] >= 12 * SAMPLES > run.rounds["consumed"][-2]
     assert len(run.evaluations["test_accuracy"]) == 12
     assert np.isnan(run.evaluations["validation_loss"]).all()
-    assert [event["learners"] for event in run.resizes] == [[2, 4], [4, 8]]
+    assert [event["learners"] for event in run.changes] == [[2, 4], [4, 8]]
     assert run.end is not None
 
 

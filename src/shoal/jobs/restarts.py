@@ -21,9 +21,9 @@ _KILLED = {LOST_PEER, *(int(signal.Signals[name]) for name in KILLS)}
 
 def outcome(status: int, directory: Path) -> int:
     """A run's exit status, from the status of its job and what it left in the run directory."""
-    if status in (ERROR, BAD_INPUT, TRY_AGAIN, STOPPED):
+    if status in (ERROR, BAD_INPUT, STOPPED):
         return status
-    if (directory / "DONE").exists():
+    if (directory / "DONE").exists():  # with 75: a rank was lost when all was done
         return DONE
     killed = status in _KILLED or status - 128 in signal.valid_signals()
     return TRY_AGAIN if status == DONE or killed else status

@@ -1,4 +1,4 @@
-"""Figures of runs: what accuracy and loss came to, against what they cost, and the learners below.
+"""Figures of runs: what accuracy and loss came to, against what they cost, the learners and ranks below.
 
 `plot_runs` draws any runs against epochs, serial steps and learner-steps. `plot_schedules` draws the
 comparison of the paper: its schedules side by side without and with reduction momentum. Seeds of one
@@ -18,32 +18,44 @@ from shoal.report import curves, style
 from shoal.report.compare import cost_to, fraction, over_seeds
 from shoal.report.curves import Curve, Points
 from shoal.report.runs import Group, Run, group_runs, load_runs
+from shoal.report.timeline import draw_timeline
 
+FEW = 3
+"""So many runs can be told apart where resizes and ranks are marked too."""
+MARKED = 20
+"""More resizes than this are not marked in the panels above their own."""
 AXES = (("epoch", "epochs"), ("serial_steps", "serial steps"), ("learner_steps", "learner-steps"))
 
 
 def plot_runs(directories: Iterable[Path], output: Path) -> Path:
-    """Accuracy (or test loss, for regression) and training loss of runs; returns the figure's path."""
+    """Accuracy (or test loss, for regression), training loss and learners of runs, and of a few their ranks over time;
+    returns the figure's path."""
     import matplotlib
     from matplotlib.figure import Figure
 
     groups = group_runs(load_runs(directories))
     _check_drawable(groups)
     with matplotlib.rc_context(style.RC):
-        figure = Figure(figsize=(11, 6.6))
-        axes = figure.subplots(3, 3, sharex="col", sharey="row", height_ratios=(3, 2.2, 1.1))
+        few = len(groups) <= FEW
+        figure = Figure(figsize=(11, 8.2 if few else 6.6))
+        parts: Any = figure.subfigures(2, 1, height_ratios=(6.6, 1.6)) if few else (figure, None)
+        upper, lower = parts
+        axes = upper.subplots(3, 3, sharex="col", sharey="row", height_ratios=(3, 2.2, 1.1))
         for column, (axis, label) in enumerate(AXES):
             for index, group in enumerate(groups):
                 line = style.line_style(index)
                 _draw_group(axes[:, column], group, axis, line, _dodge(index, len(groups)))
-                if len(groups) <= 3:
+                if few:
                     _mark_resizes(axes[:2, column], _longest(group), axis, line["color"])
             axes[2, column].set_xlabel(label)
             axes[2, column].set_xlim(left=0)
             if axis != "epoch":
                 axes[2, column].xaxis.set_major_formatter(style.thousands)
         _finish_rows(axes[:, 0], groups)
-        _legend(figure, axes[0, 0], len(groups))
+        if lower is not None:
+            shown = [(_longest(group), style.line_style(index)["color"]) for index, group in enumerate(groups)]
+            draw_timeline(lower.subplots(), shown)
+        _legend(upper, axes[0, 0], len(groups))
         _caption(figure, [run for group in groups for run in group.runs])
         return style.save(figure, output)
 
@@ -209,8 +221,11 @@ def _resized(run: Run) -> np.ndarray:
 
 
 def _mark_resizes(axes: Any, run: Run, axis: str, colour: str) -> None:
+    resized = _resized(run)
+    if len(resized) > MARKED:
+        return
     for panel in axes:
-        for x in run.rounds[axis][_resized(run)]:
+        for x in run.rounds[axis][resized]:
             panel.axvline(x, color=colour, linewidth=0.9, linestyle=":", alpha=0.7, zorder=0.5)
 
 

@@ -23,11 +23,16 @@ from shoal.record import runlog
 FORMAT = 1
 SEED_ONLY = ("seed", "name", "out")
 """The config keys that runs of one group may differ in."""
-NO_RESULT = ("timeout_s", "checkpoint_epochs", "keep", "stop_margin_s", "give_back_nodes")
+NO_RESULT = (
+    *("timeout_s", "heartbeat_s", "checkpoint_epochs", "keep", "stop_margin_s", "give_back_nodes"),
+    *("provider", "respawn", "min_ranks", "max_ranks"),
+)
 """Keys of [run] that no result depends on: runs of one group may differ in them too."""
 
 COSTS = ("serial_steps", "learner_steps", "busy_rank_s", "allocated_rank_s", "train_s")
-ROUND_FIELDS = ("epoch", "consumed", "learners", "ranks", "loss", *COSTS)
+CHANGES = ("resize", "recovery", "world", "resume")
+"""The kinds of events that tell of ranks."""
+ROUND_FIELDS = ("time", "epoch", "consumed", "learners", "ranks", "loss", *COSTS)
 EVALUATION_FIELDS = ("epoch", "consumed", "learners", *COSTS)
 
 Series = dict[str, np.ndarray]
@@ -38,7 +43,7 @@ class Run:
     """One run: `rounds` and `evaluations` map a field to its float64 array, in the log's order.
 
     `evaluations` also has test_accuracy, test_loss, validation_accuracy, validation_loss (NaN where
-    absent). `resizes` are the log's events; `end` is the closing event, None if the run has not ended.
+    absent). `changes` are the log's events about ranks; `end` is the closing event, None if the run has not ended.
     """
 
     directory: Path
@@ -46,7 +51,7 @@ class Run:
     config: dict[str, Any]
     rounds: Series
     evaluations: Series
-    resizes: tuple[dict[str, Any], ...]
+    changes: tuple[dict[str, Any], ...]
     end: dict[str, Any] | None
 
     @property
@@ -104,7 +109,8 @@ def load_run(directory: Path) -> Run:
             evaluations[f"{part}_{field}"] = np.array(values, np.float64)
     end = by_kind["end"][-1] if "end" in by_kind else None
     config = dict(header.get("config") or {})
-    return Run(Path(directory), header, config, rounds, evaluations, tuple(by_kind.get("resize", [])), end)
+    changes = tuple(event for event in events if event["event"] in CHANGES)
+    return Run(Path(directory), header, config, rounds, evaluations, changes, end)
 
 
 def load_runs(directories: Iterable[Path]) -> list[Run]:
