@@ -211,6 +211,16 @@ def test_cancel(make: Callable[[str], Cluster], config: Path, scheduler: str) ->
     assert cluster.ids("PENDING") == []
 
 
+@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+def test_an_end_before_the_ranks_are_there(make: Callable[[str], Cluster], config: Path, launcher: str) -> None:
+    """The file that it becomes is no old one."""
+    cluster = make("slurm")
+    early = ("--launcher", launcher, "--gpus-per-rank", 0, "--setup", "kill -USR2 $$")
+    job, run = _submit(cluster, config, *early)
+    ended = cluster.run(job)
+    assert ended.status == 99 and not (run / "DONE").exists(), ended.output
+
+
 def test_scancel_ends_it_and_preemption_does_not(make: Callable[[str], Cluster], config: Path) -> None:
     """Both are a SIGTERM; a preempted job is still RUNNING."""
     cluster = make("slurm")
