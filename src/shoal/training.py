@@ -138,7 +138,7 @@ class Training:
         elif decision.action == "wait":
             time.sleep(_WAIT_S)
         elif decision.action == "forget":
-            supply.forget()
+            supply.give_up()
             self._record("warning", round=decision.round, text=f"{supply.problem}; the run goes on without it")
         else:
             if self._group is not None:

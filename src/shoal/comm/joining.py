@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.comm.spawn import Meet, Spawner
@@ -65,6 +68,17 @@ def come(fingerprint: bytes) -> Joined:
         heard.append(comm.bcast(None, 0))
 
     return Joined(Spawner.join(meet), heard[0])
+
+
+def end_others(command: Sequence[str], known: Collection[int]) -> None:
+    """Kill processes of this node that were started here with this command, but for the known ones: joiners that hang.
+    Does nothing where the system does not tell in /proc."""
+    here, sought = str(Path.cwd()), [os.fsencode(word) for word in command]
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0")[:-1]
+            if words == sought and int(place.name) not in known and str((place / "cwd").readlink()) == here:
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 def _on_one_node(comm: MPI.Intracomm) -> None:

@@ -6,12 +6,13 @@ Node identity comes from MPI's shared-memory split, never from host names. Ranks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from shoal.comm.transport import Members, MpiTransport, Transport, knows_of_a_lo
 from shoal.comm.wait import Waiter
 from shoal.comm.watch import Watch
 from shoal.errors import InputError, RankLost
+
+Made = TypeVar("Made")
 
 _ORDER, _STOP = 1, 2
 _SHRINK_LIMIT_S, _SHRINK_LOOK_S = 8.0, 0.05
@@ -187,11 +190,44 @@ class World:
         """Use the communicator of the start again, whose ranks are all here and alone."""
         self._adopt(self._own)
 
+    def rebuild(self, make: Callable[[Any], Made]) -> Made:
+        """What the survivors of a loss make of their communicator, by calls that are collective and block; RankLost on
+        all of them if another loss gets in the way on any. Collective."""
+        from mpi4py import MPI
+
+        made, agreed = list[Made](), list[int]()
+
+        def work() -> None:
+            try:
+                made.append(make(self.comm))
+            except MPI.Exception:
+                self.comm.Revoke()  # the others may wait in `make` for this rank
+            with contextlib.suppress(MPI.Exception):
+                agreed.append(self.comm.Agree(len(made)))
+
+        self._outlast(work)
+        if not (agreed and agreed[0]):
+            raise RankLost("a rank was lost while the others came together")
+        return made[0]
+
     def _shrink(self, comm: Any) -> Any:
-        """MPI_Comm_shrink, which blocks, and fails at times where a non-blocking one is asked for: on a thread, so
-        that others that stop meanwhile are seen and it has a deadline."""
+        """MPI_Comm_shrink, which fails at times where a non-blocking one is asked for."""
+        from mpi4py import MPI
+
         made: list[Any] = []
-        thread = threading.Thread(target=lambda: made.append(comm.Shrink()), daemon=True, name="shrink")
+
+        def work() -> None:
+            with contextlib.suppress(MPI.Exception):
+                made.append(comm.Shrink())
+
+        self._outlast(work)
+        if not made:
+            raise RankLost("MPI could not go on without it", final=True)
+        return made[0]
+
+    def _outlast(self, work: Callable[[], object]) -> None:
+        """Do what blocks in MPI on a thread, so that others that stop meanwhile are seen and it has a deadline."""
+        thread = threading.Thread(target=work, daemon=True, name="recovery")
         thread.start()
         end_s = time.monotonic() + _SHRINK_LIMIT_S
         while thread.is_alive():
@@ -199,9 +235,6 @@ class World:
             self._watch.fence_the_still()
             if time.monotonic() > end_s:
                 raise RankLost(f"MPI did not go on without it within {_SHRINK_LIMIT_S:g} s", final=True)
-        if not made:
-            raise RankLost("MPI could not go on without it", final=True)
-        return made[0]
 
     def meet(self) -> None:
         """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""

@@ -50,6 +50,7 @@ class Supply:
         self.problem = ""
         """why no more ranks can be had"""
         self._states = np.zeros((1, 1), np.int64)
+        self._gave_up = False
 
     def hear(self) -> None:
         """The master hears how far all ranks' parts are. Collective over the world."""
@@ -60,6 +61,8 @@ class Supply:
         """Master: what is to be done before the next round. needed: ranks of the next round; soon: the most that are
         needed before another rank could come."""
         states = {_STATES[state] for state in self._states[:, 0]}
+        if self._gave_up and states != {"idle"}:  # a helper thread sits in MPI for good: no rank can come or leave
+            return None
         if "failed" in states or self._spawner.waited_s > _PATIENCE_S:
             self.problem = self._spawner.error or f"a spawned rank did not come within {_PATIENCE_S:g} s"
             return "forget"
@@ -75,10 +78,7 @@ class Supply:
 
     def begin(self) -> None:
         """Start to bring in a rank that runs what this one runs. All ranks do."""
-        command, *arguments = [argument for argument in sys.argv[1:] if argument != JOINS]
-        self._spawner.begin(
-            [sys.executable, "-m", "shoal", command, JOINS, *arguments], joining.welcomed(self._welcome)
-        )
+        self._spawner.begin(_joiners_command(), joining.welcomed(self._welcome))
 
     def take(self) -> dict[str, float]:
         """The joiner is the last rank of the world now; what it took, in seconds. Collective over the new world."""
@@ -103,17 +103,27 @@ class Supply:
         """Give up a growth."""
         self._spawner.give_up(_GIVE_UP_S)
 
+    def give_up(self) -> None:
+        """Give up a growth that failed; whoever was to come and hangs has ended, since mpiexec would wait for it."""
+        self._gave_up = True
+        if self._world.is_master:
+            joining.end_others(_joiners_command(), {seat.pid for seat in self._world.seats})
+        self.forget()
+
     def found_again(self, lost: Sequence[int]) -> None:
-        """After a loss: ranks can come to those that are left. Collective over the world."""
+        """After a loss: ranks can come to those that are left. Collective over the world. Raises RankLost."""
+        self._gave_up = False
         for one in lost:
             self._memory.dismiss(one)
         if not self._run.respawn:
             self.most = self._run.max_ranks - len(lost)
-        self._spawner = Spawner.found(self._world.comm)
+        self._spawner = self._world.rebuild(Spawner.found)
         self._world.move_to(self._spawner.top)
 
     def close(self) -> None:
-        """Nobody comes any more. Collective over the world, which is as it was at the start unless ranks were lost."""
+        """Nobody comes any more. Collective over the world, which is as it was at the start unless ranks were lost, or
+        a growth that hangs has kept others from leaving."""
+        self._world.lost = self._world.lost or self._gave_up
         if not self._world.lost:
             self._world.move_home()
             self._spawner.close()
@@ -126,6 +136,11 @@ class Supply:
         self._seat = seat = world.seat_for(hello.pid, hello.cores)
         places = memory.places_with(seat.id)
         return Welcome((*world.seats, seat), world.generation + 1, memory.place, places, memory.can_claim)
+
+
+def _joiners_command() -> list[str]:
+    command, *arguments = [argument for argument in sys.argv[1:] if argument != JOINS]
+    return [sys.executable, "-m", "shoal", command, JOINS, *arguments]
 
 
 def memory_and_supply(
