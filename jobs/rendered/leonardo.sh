@@ -95,6 +95,7 @@ fi
 link=$(cat -- "$run/link" 2>/dev/null)
 case $link in '' | *[!0-9]*) link=0 ;; esac
 rm -f -- "$run/stop"
+export SHOAL_CLEARED_STOP=1 # what is put there from now on must not be taken for an old one
 
 # The warning, or the wish that the job end, becomes the file that the ranks look for. bash runs a trap only between
 # commands, so the launcher is in the background; and it must not take a signal that was meant for this script.

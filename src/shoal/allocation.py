@@ -20,6 +20,8 @@ Environment = Mapping[str, str]
 
 END_TIME = "SHOAL_END_TIME"
 """seconds since the epoch; batch scripts set it, as not every scheduler tells when it will end the job"""
+CLEARED_STOP = "SHOAL_CLEARED_STOP"
+"""set by a batch script that has removed an old file `stop` before it listens: one that is there now is its warning"""
 GIVES_BACK = "SHOAL_GIVES_BACK_NODES"
 """set by a batch script that releases nodes when a run has left their number in its file `nodes`"""
 

@@ -285,10 +285,10 @@ def _job(command: Callable[..., None]) -> Callable[..., None]:
 @_job
 def render(**options: Any) -> None:
     """Print the batch script that trains CONFIG on MACHINE: a name, or a file (./mine.toml)."""
-    from shoal.jobs.render import render as text
     from shoal.jobs.spec import ask
+    from shoal.jobs.submit import script_of
 
-    click.echo(text(ask(**options)), nl=False)
+    click.echo(script_of(ask(**options)), nl=False)
 
 
 @commands.command()

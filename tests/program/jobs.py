@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ class Job:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_as_in_a_terminal,
             )
 
     def __enter__(self) -> Job:
@@ -130,6 +132,12 @@ class Job:
 
     def _fail(self, complaint: str) -> None:
         pytest.fail(f"{self.command} {complaint}\n{self.output()[-ranks.LONGEST_OUTPUT :]}", False)
+
+
+def _as_in_a_terminal() -> None:
+    """What a shell starts in the background, or nohup anywhere, ignores these, and so does all that it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def launch(folder: Path, n: int, *arguments: object) -> Job:

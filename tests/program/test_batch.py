@@ -202,13 +202,23 @@ def test_a_link_that_is_left_over_leaves_at_once(make: Callable[[str], Cluster],
 @BOTH
 def test_cancel(make: Callable[[str], Cluster], config: Path, scheduler: str) -> None:
     cluster = make(scheduler)
-    job, run = _submit(cluster, config, "--after-limit", "chain", "--set", "train.epochs=40")
+    job, run = _submit(cluster, config, "--after-limit", "chain", "--set", "train.epochs=1000")
     with cluster.running(job) as started:
         _train(started, run)
         assert cluster.shoal("cancel", run).returncode == 0
         ended = cluster.ended(job, started)
     assert ended.status == 1 and "cancelled" in ended.output, ended.output
     assert cluster.ids("PENDING") == []
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+def test_an_end_before_the_ranks_are_there(make: Callable[[str], Cluster], config: Path, launcher: str) -> None:
+    """The file that it becomes is no old one."""
+    cluster = make("slurm")
+    early = ("--launcher", launcher, "--gpus-per-rank", 0, "--setup", "kill -USR2 $$")
+    job, run = _submit(cluster, config, *early)
+    ended = cluster.run(job)
+    assert ended.status == 99 and not (run / "DONE").exists(), ended.output
 
 
 def test_scancel_ends_it_and_preemption_does_not(make: Callable[[str], Cluster], config: Path) -> None:

@@ -218,8 +218,9 @@ def test_a_second_run_is_the_same_run(train_many: Any, trained: Any) -> None:
 
 
 def test_other_cases_and_seeds_have_other_digests(trained: Any) -> None:
-    digests = {trained(1).digest(name) for name in CASES}
-    assert len(digests) == len(CASES)
+    others = [name for name in CASES if name != "augmented, prefetch"]  # which is "augmented", made ahead
+    assert len({trained(1).digest(name) for name in others}) == len(others)
+    assert trained(1).digest("augmented, prefetch") == trained(1).digest("augmented")
 
 
 @pytest.mark.parametrize("n", RANKS)

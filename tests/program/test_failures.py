@@ -133,17 +133,6 @@ train(epochs=10000, on_event=on_event, out={folder!r} + "/run")
     assert ended.output.count("FileNotFoundError: ") == 1 or ended.output.count("LeaseError: ") == 1, ended.output
 
 
-def test_a_rank_that_is_killed_ends_the_job(tmp_path: Path) -> None:
-    config = jobs.EXPERIMENTS / "digits.toml"
-    with jobs.launch(tmp_path, RANKS, config, "--out", tmp_path / "run", "--set", "train.epochs=1000") as job:
-        job.until(lambda: jobs.rounds(tmp_path / "run") > 3, "round 3")
-        job.rank(2).kill()
-        start = time.monotonic()
-        ended = job.end()
-    assert time.monotonic() - start < LIMIT_S
-    assert ended.status not in ORDERLY, ended
-
-
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     settings = ["--set", "train.epochs=10000", "--set", 'learners.schedule="0:4"', "--set", "run.timeout_s=2"]
     with jobs.launch(tmp_path, RANKS, jobs.EXPERIMENTS / "digits.toml", "--out", tmp_path / "run", *settings) as job:

@@ -204,6 +204,11 @@ def test_directives_can_be_left_out_and_added() -> None:
     assert not {"-wa", "-wt", "-alloc_flags"} & set(asked)
 
 
+def test_alternatives_of_a_constraint_keep_together() -> None:
+    assert directives(render(job("perlmutter", constraint="a|b")))["--constraint"] == "gpu&(a|b)"
+    assert directives(render(job("slurm-generic", constraint="a|b")))["--constraint"] == "a|b"
+
+
 def test_tmpdir_is_never_exported_under_lsf(tmp_path: Path) -> None:
     for name in CLUSTERS:
         assert "TMPDIR" not in render(job(name))
@@ -212,6 +217,10 @@ def test_tmpdir_is_never_exported_under_lsf(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="breaks jsrun"):
         machines.load(str(tmp_path / "mine.toml"))
+    setup = 'setup = ["export TMPDIR=/x"]\n'
+    (tmp_path / "mine.toml").write_text(setup + (machines.FOLDER / "summit.toml").read_text())
+    with pytest.raises(InputError, match="breaks jsrun"):
+        job(str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(
@@ -229,6 +238,11 @@ def test_tmpdir_is_never_exported_under_lsf(tmp_path: Path) -> None:
         ("frontier", {"directives": ("--nodes=9",)}, "stands in the script already"),
         ("frontier", {"directives": ("rm -rf /",)}, "does not begin with an option"),
         ("frontier", {"skip": ("--singal",)}, "cannot be skipped"),
+        ("frontier", {"name": "two\u2028lines"}, "a line end"),
+        ("frontier", {"out": Path("runs/\udcff")}, "no UTF-8"),
+        ("frontier", {"name": ""}, "--name is empty"),
+        ("frontier", {"directives": ("-N 9",)}, "skip --nodes"),
+        ("frontier", {"directives": ("--requeue",)}, "skip --no-requeue"),
         ("frontier", {"out": Path("runs/100%")}, "has a %"),
         ("frontier", {"overrides": ("run.threads=8",), "cores_per_rank": 4}, "fewer than its threads"),
         ("summit", {"qos": "debug", "constraint": "gpu"}, "qos and constraint cannot be chosen"),
@@ -236,7 +250,11 @@ def test_tmpdir_is_never_exported_under_lsf(tmp_path: Path) -> None:
         ("summit", {"setup": ("export TMPDIR=/x",)}, "breaks jsrun"),
         ("summit", {"account": 'a"b'}, "no directive of LSF can hold"),
         ("summit", {"plugin": "pmix"}, "is for srun"),
+        ("summit", {"directives": ("-n 4",)}, "skip -nnodes"),
+        ("summit", {"time": "5m", "grace": "4m30s"}, "whole minutes"),
+        ("lsf-generic", {"name": "a[1-3]"}, "an array of jobs"),
         ("lsf-generic", {"stage": "e.tar"}, "nothing there runs once on each node"),
+        ("local", {"directives": ("--mail-type=END",)}, "has no reader on local"),
         ("local", {"queue": "fast"}, "queue cannot be chosen on local"),
         ("frontiere", {}, "did you mean frontier"),
         ("./none.toml", {}, "cannot be read"),
@@ -246,6 +264,14 @@ def test_what_cannot_be_is_one_sentence(name: str, chosen: dict[str, Any], words
     with pytest.raises(InputError, match=re.escape(words)) as raised:
         render(job(name, **chosen))
     assert "\n" not in str(raised.value)
+
+
+def test_a_printed_script_starts_itself_anew_without_a_scheduler(tmp_path: Path) -> None:
+    text = render(job("local", out=tmp_path / "run", after_limit="requeue", max_links=2))
+    script = tmp_path / "any name.sh"
+    script.write_text(text.replace("launch() {", "launch() { return 99", 1))
+    ended = subprocess.run(["bash", script], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 1 and "all 2 links are used up" in ended.stdout, ended.stderr
 
 
 STUBS = """

@@ -69,6 +69,10 @@ def test_a_file_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ('"srun"', '"mpiexec"\nplugin = "pmix"', "is for srun"),
         ("[node]", 'limits.time = "2:30"\n[node]', "2:30"),
         ("[node]", "[node", "not valid TOML"),
+        ("[node]", 'environment."A B" = "x"\n[node]', "no name of a variable"),
+        ("[node]", 'environment.A = "x\\ny"\n[node]', "control character"),
+        ("[node]", 'request.gpus = "--gres=gpu:{n}"\n[node]', "only {gpus}"),
+        ("[node]", 'request.directives = ["--a\\nb"]\n[node]', "control character"),
     ],
 )
 def test_a_wrong_machine_file_is_one_sentence(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -169,6 +173,14 @@ def test_nothing_is_submitted_where_it_cannot_be(
         submit(batch)
     with pytest.raises(InputError, match="no job was submitted"):
         cancel(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["echo it's", "}", "if true"])
+def test_a_script_that_bash_cannot_read_is_not_submitted(commands: Path, tmp_path: Path, line: str) -> None:
+    answer(commands, "sbatch", "17")
+    with pytest.raises(InputError, match="bash cannot read") as raised:
+        submit(ask("slurm-generic", CONFIG, tmp_path / "run", setup=(line,)))
+    assert "\n" not in str(raised.value) and not (tmp_path / "run").exists()
 
 
 LOGIN = """

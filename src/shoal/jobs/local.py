@@ -12,6 +12,7 @@ from shoal.jobs.command import State
 from shoal.jobs.spec import Batch
 
 PREFIX = "#LOCAL"
+SAME: dict[str, str] = {}
 
 
 def directives(batch: Batch) -> list[str]:
@@ -21,7 +22,7 @@ def directives(batch: Batch) -> list[str]:
 
 def functions(batch: Batch) -> list[str]:
     """The script goes on by starting anew."""
-    act = "false" if batch.spec.after_limit == "none" else 'exec bash "$run/job.sh"'
+    act = {"none": "false", "requeue": 'exec bash "$0"', "chain": 'exec bash "$run/job.sh"'}[batch.spec.after_limit]
     end = f"echo $(($(date +%s) + {batch.spec.time_s}))" if batch.spec.time_s else ":"
     return [f"go_on() {{ {act}; }}", "preempted() { false; }", f"end_time() {{ {end}; }}"]
 

@@ -11,6 +11,8 @@ from shoal.jobs.spec import Batch
 from shoal.jobs.times import lsf_minutes, lsf_time
 
 PREFIX = "#BSUB"
+SAME = {"-n": "-nnodes"}
+"""what excludes a directive"""
 
 
 def directives(batch: Batch) -> list[str]:

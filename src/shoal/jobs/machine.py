@@ -10,6 +10,7 @@ expands them.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,9 @@ from shoal.errors import InputError
 from shoal.jobs.times import parse_time
 
 FOLDER = Path(__file__).with_name("machines")
+
+LINE_END = r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]"
+"""control characters, line ends, and what is no UTF-8"""
 
 Count = Annotated[int, Meta(ge=0)]
 Words = tuple[str, ...]
@@ -145,6 +149,7 @@ def check(machine: Machine, source: str) -> None:
     launch, scheduler = machine.launch, machine.scheduler
     if machine.limits.time is not None:
         parse_time(machine.limits.time)
+    _check_texts(machine, source)
     homes = {"srun": ("slurm",), "jsrun": ("lsf",), "mpiexec": ("slurm", "lsf", "local")}
     for broken, sentence in (
         (
@@ -171,3 +176,24 @@ def check(machine: Machine, source: str) -> None:
     ):
         if broken:
             raise InputError(f"{source}: {sentence}")
+
+
+def _check_texts(machine: Machine, source: str) -> None:
+    """What would end a line of the script, or is no name of a variable."""
+    texts = [
+        machine.request.gpus,
+        *machine.modules,
+        *machine.setup,
+        *machine.request.directives,
+        *machine.launch.options,
+    ]
+    for text in (*texts, *machine.environment.values(), machine.staging.folder):
+        if re.search(LINE_END, text):
+            raise InputError(f"{source}: {text!r} has a control character, which no line can hold; leave it out")
+    for name in machine.environment:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise InputError(f"{source}: environment.{name!r} is no name of a variable; use letters, digits and _")
+    if re.search(r"[{}]", machine.request.gpus.replace("{gpus}", "")):
+        raise InputError(
+            f"{source}: request.gpus = {machine.request.gpus!r} has a brace; only {{gpus}} can stand there"
+        )

@@ -80,11 +80,12 @@ def _directives(batch: Batch) -> list[str]:
         if option not in options:
             raise InputError(f"{option} cannot be skipped, since it is not in the script; it has {', '.join(options)}")
     kept = [line for line in made if not set(_options(line)) & set(spec.skip)]
-    taken = {option for line in kept for option in _options(line)}
+    same = scheduler.SAME
+    taken = {same.get(option, option): option for line in kept for option in _options(line)}
     for line in spec.directives:
-        if clash := taken & set(_options(line)):
+        if clash := [taken[name] for option in _options(line) if (name := same.get(option, option)) in taken]:
             raise InputError(
-                f"the directive {line!r} stands in the script already; skip {clash.pop()}, or change it there"
+                f"the directive {line!r} stands in the script already; skip {clash[0]}, or change it there"
             )
     return [f"{scheduler.PREFIX} {line}" for line in (*kept, *spec.directives)]
 

@@ -10,6 +10,12 @@ from shoal.jobs.spec import Batch, JobSpec
 from shoal.jobs.times import slurm_time
 
 PREFIX = "#SBATCH"
+SAME = {
+    "-J": "--job-name", "-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-t": "--time", "-A": "--account",
+    "-p": "--partition", "-q": "--qos", "-C": "--constraint", "-o": "--output", "-k": "--no-kill",
+    "--no-requeue": "--requeue",
+}  # fmt: skip
+"""other names of directives, and what excludes them"""
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
 )  # fmt: skip
@@ -25,7 +31,7 @@ def directives(batch: Batch) -> list[str]:
         "account": spec.account,
         "partition": spec.queue,
         "qos": spec.qos,
-        "constraint": "&".join(dict.fromkeys(features)),
+        "constraint": _all_of(features),
         "reservation": spec.reservation,
     }
     return [
@@ -44,6 +50,13 @@ def directives(batch: Batch) -> list[str]:
         "--open-mode=append",
         *request.directives,
     ]
+
+
+def _all_of(features: list[str]) -> str:
+    """Alternatives in brackets of their own, where there is something else to ask for."""
+    each = list(dict.fromkeys(features))
+    grouped = [f"({text})" if "|" in text and not re.fullmatch(r"\([^()]*\)|\[.*\]", text) else text for text in each]
+    return "&".join(grouped if len(each) > 1 else each)
 
 
 def functions(batch: Batch) -> list[str]:

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from shoal import config as configs
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
-from shoal.jobs.machine import Machine, Node, check, load
-from shoal.jobs.times import parse_time
+from shoal.jobs.machine import LINE_END, Machine, Node, check, load
+from shoal.jobs.times import lsf_minutes, parse_time
 
 TIME_S, GRACE_S = 3600, 240
 MIN_GRACE_S = 60
@@ -168,12 +168,18 @@ def _refuse(broken: bool, sentence: str) -> None:
 def _check_texts(spec: JobSpec) -> None:
     for name, value in msgspec.to_builtins(spec).items():
         for text in value if isinstance(value, (list, tuple)) else [value]:
-            control = isinstance(text, str) and re.search(r"[\x00-\x1f\x7f]", text)
-            _refuse(bool(control), f"{name} = {text!r} has a control character, which no line can hold; leave it out")
+            control = isinstance(text, str) and re.search(LINE_END, text)
+            _refuse(
+                bool(control),
+                f"{name} = {text!r} has a control character, a line end or no UTF-8, which no line can hold; leave "
+                "it out",
+            )
     _refuse(
         "%" in spec.out or "\\" in spec.out,
         f"the run directory {spec.out} has a % or a \\, which schedulers replace in the name of a log; take another",
     )
+    for option, word in (("--name", spec.name), ("--python", spec.python)):
+        _refuse(not word, f"{option} is empty, and a job needs one; give it or leave the option out")
     for line in spec.directives:
         _refuse(
             not re.match(r"--?[A-Za-z]", line),
@@ -253,6 +259,19 @@ def _check_scheduler(batch: Batch) -> None:
         f"--stage cannot be had {on}: nothing there runs once on each node; leave it out",
     )
     _refuse(
-        scheduler == "lsf" and any(re.search(r"\bTMPDIR=", line) for line in spec.setup),
+        scheduler == "local" and bool(spec.directives),
+        f"the directive {' '.join(spec.directives)} has no reader {on}: there is no scheduler; leave it out",
+    )
+    _refuse(
+        scheduler == "lsf" and lsf_minutes(spec.grace_s) >= lsf_minutes(spec.time_s),
+        f"the grace, {spec.grace_s} s, is in LSF's whole minutes no shorter than the job's {spec.time_s} s; give "
+        "another (--grace, --time)",
+    )
+    _refuse(
+        scheduler == "lsf" and "[" in spec.name,
+        f"the name {spec.name!r} has a [, with which LSF starts an array of jobs; give another (--name)",
+    )
+    _refuse(
+        scheduler == "lsf" and any(re.search(r"\bTMPDIR=", line) for line in (*machine.setup, *spec.setup)),
         "a setup line sets TMPDIR, which breaks jsrun under LSF; leave it out",
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal import config as configs
+from shoal.allocation import CLEARED_STOP
 from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
@@ -144,11 +145,13 @@ def info() -> list[str]:
 
 
 def _stop_file(out: Path, runs: list[Path]) -> Path | None:
-    """The file that stops this job; one that was left for a job killed since is removed.
+    """The file that stops this job; one that was left for a job killed since is removed, if not by the batch script.
 
     None while another job is at work there: the file would stop that one."""
     if any(is_held(run) for run in runs):
         return None
+    if CLEARED_STOP in os.environ:
+        return out / "stop"
     with contextlib.suppress(OSError):  # there may be no such directory, which the ranks will say
         (out / "stop").unlink()
     return out / "stop"

@@ -7,6 +7,7 @@ DIR/link        links used up       DIR/cancelled   no link goes on
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,14 +15,31 @@ from types import ModuleType
 
 from shoal import config as configs
 from shoal.errors import InputError
+from shoal.jobs.command import LIMIT_S
 from shoal.jobs.render import SCHEDULERS, SCRIPT, read_spec, render, scheduler_of
 from shoal.jobs.spec import Batch, JobSpec
 from shoal.record import durable, runlog
 
 
+def script_of(batch: Batch) -> str:
+    """`render`, read by bash if there is one: lines of the user's are in it. Raises InputError."""
+    text = render(batch)
+    with suppress(OSError):
+        read = subprocess.run(
+            ["/bin/bash", "-n"], input=text.encode(), capture_output=True, timeout=LIMIT_S, check=False
+        )
+        if read.returncode:
+            raise InputError(
+                "bash cannot read the script with these setup lines and launcher options "
+                f"({read.stderr.decode(errors='replace').splitlines()[0]}); look for a quote or a "
+                "bracket that is not closed"
+            )
+    return text
+
+
 def submit(batch: Batch) -> str:
     """Write the script to the run directory and submit it; the job's id. Raises InputError before anything is."""
-    text, directory = render(batch), Path(batch.spec.out)
+    text, directory = script_of(batch), Path(batch.spec.out)
     _refuse_done_or_other(batch, directory)
     _refuse_busy(directory)
     script = directory / SCRIPT

@@ -114,9 +114,9 @@ class Recorder:
         Raises InputError if the directory holds another run, or one that `resume` does not ask to go on with;
         LeaseError if another process writes there (when `patient`, a resume waits a while for one that is just
         ending)."""
+        self._listeners = self._listen()
         if self.directory is not None:
             self._open(self.directory, resume, _LEASE_WAIT_S if resume and patient else 0.0)
-        self._listeners = self._listen()
 
     def take_over(self, round: int) -> list[dict[str, Any]]:
         """Go on with the log from this round, in place of a master that was lost or for a master that goes back;
