@@ -129,7 +129,7 @@ class Lifeline:
         self._end(f"{_who()} failed:\n{''.join(traceback.format_exception(exception))}", ERROR, wait_s)
 
     def abandon(self, lost: RankLost, rank: int) -> NoReturn:
-        """End the job with status 75. rank: of the living, who take turns: asked thrice, prterun leaves files behind."""
+        """End the job with status 75. rank: of the living, who take turns: asked thrice, prterun leaves files."""
         tell_launcher(errors.TRY_AGAIN)
         text = f"shoal: {lost}; --resume goes on from the last checkpoint\n"
         self._end(text, errors.TRY_AGAIN, ALL_ALIKE_S * min(rank, 1) + CONSEQUENCE_S * min(max(rank - 1, 0), 2))
