@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ FORWARDED = signal.SIGUSR1
 """Every mpiexec tried passes SIGUSR1 on to the ranks; SIGUSR2 kills MPICH's, SIGTERM ends Open MPI's."""
 
 END_S = 5.0
+TOLD_LOOK_S, TOLD_LIMIT_S = 1.0, 15.0
 VERSION_S = 20.0
 NAMES = ("mpiexec", "mpirun", "mpiexec.hydra")
 PATH_NAMES = (*NAMES, "mpiexec.openmpi", "mpirun.openmpi", "mpiexec.mpich", "mpirun.mpich")
@@ -54,6 +56,7 @@ def launch(
     job = _Job(stop_file)
     with _handling(job), tempfile.NamedTemporaryFile("r", prefix="shoal-status-") as told:
         process = job.start(arguments, {**environment(library, os.environ), STATUS_FILE: told.name})
+        threading.Thread(target=job.end_when_told, args=(Path(told.name),), daemon=True).start()
         status = process.wait()
         said = told.read()
     if said:
@@ -182,6 +185,19 @@ class _Job:
             say(f"{name}: stopping at the next reduction; a second signal ends the job at once")
         else:
             say(f"{name}: the ranks cannot be told to stop; a second signal ends the job at once")
+
+    def end_when_told(self, told: Path) -> None:
+        """Once the ranks have left the job's status in this file, mpiexec has some time to end: where ranks were lost,
+        prterun may wait for ever."""
+        with contextlib.suppress(OSError):  # the file goes with the job
+            while self._process is not None and self._process.poll() is None:
+                if told.stat().st_size:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(TOLD_LIMIT_S)
+                        return
+                    self._end()
+                    return
+                time.sleep(TOLD_LOOK_S)
 
     def _create_stop_file(self) -> bool:
         if self._stop_file is None:
