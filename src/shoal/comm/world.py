@@ -65,6 +65,8 @@ class World:
         self.backend, self.recovers = backend, recovers
         self.lost = False
         """whether ranks were lost"""
+        self._left_behind: list[MpiTransport] = []
+        """what was under way at a loss: MPI may still write to its arrays"""
         self.generation = 0
         """how often the world has changed"""
         self.waiter = Waiter(timeout_s, crowded=True)
@@ -157,6 +159,7 @@ class World:
             raise RankLost(f"world rank {names} was killed but has not ended, so it may still write", final=True)
         self.generation += 1
         self.lost = True
+        self._left_behind.append(self.transport)
         self._adopt(new)
         return gone
 

@@ -51,6 +51,7 @@ class Supply:
         """why no more ranks can be had"""
         self._states = np.zeros((1, 1), np.int64)
         self._gave_up = False
+        self._lost: set[int] = set()
 
     def hear(self) -> None:
         """The master hears how far all ranks' parts are. Collective over the world."""
@@ -116,7 +117,8 @@ class Supply:
         for one in lost:
             self._memory.dismiss(one)
         if not self._run.respawn:
-            self.most = self._run.max_ranks - len(lost)
+            self._lost |= set(lost)
+            self.most = self._run.max_ranks - len(self._lost)
         self._spawner = self._world.rebuild(Spawner.found)
         self._world.move_to(self._spawner.top)
 
