@@ -67,6 +67,9 @@ class Event:
     phase: str
     struck: float = 0.0
     text: str = ""
+    number: int = -1
+    """of the rank that was struck, as in Job.ranks, and its process"""
+    pid: int = 0
     lost: bool = True
     """whether the rank was lost"""
     found_ms: float | None = None
@@ -137,6 +140,7 @@ def strike(event: Event, job: Job, log: Log, rng: random.Random) -> None:
     master = rng.random() < MASTERS_SHARE
     number = min(ranks) if master else rng.choice(sorted(ranks))
     event.text = f"rank {number} of {len(ranks)}{', master' if number == min(ranks) else ''}"
+    event.number, event.pid = number, ranks[number].pid
     with contextlib.suppress(disturbed.GONE):
         event.struck = time.time()
         if event.kind == "kill":
@@ -226,18 +230,25 @@ def check(outcome: Outcome, out: Path, undisturbed: Path) -> None:
 
 
 def attribute(outcome: Outcome, events: list[dict[str, Any]]) -> None:
-    """Which recovery belongs to which event: the first in the log after it that has lost so many."""
-    open_ones = [one for one in outcome.events if one.struck and one.lost and one.kind != "resize"]
+    """Which recovery belongs to which event: the one that has lost the process that was struck, first by this event.
+
+    The log tells the process of a rank that came; a rank of the start is lost under its number, in the job that was
+    under way when it was struck."""
+    came, started = dict[int, int](), 0.0
     for event in events:
+        if event["event"] in ("header", "resume"):
+            came, started = {}, event["time"]
+        if event["event"] == "world" and event["action"] == "grow":
+            came[event["rank"]] = event["pid"]
         if event["event"] != "recovery":
             continue
-        found_at = event["time"] - event["recovery_ms"] / 1e3
-        for _ in event["lost"]:
-            one = next((one for one in open_ones if one.struck < event["time"]), None)
-            if one is not None:
-                open_ones.remove(one)
-                one.found_ms = 1e3 * (found_at - one.struck)
-                one.recovery_ms = event["recovery_ms"]
+        for lost in event["lost"]:
+            for one in outcome.events:
+                mine = one.pid == came[lost] if lost in came else one.number == lost
+                if mine and one.lost and started < one.struck < event["time"]:
+                    one.found_ms = 1e3 * (event["time"] - one.struck) - event["recovery_ms"]
+                    one.recovery_ms = event["recovery_ms"]
+                    break
 
 
 def say(number: int, outcome: Outcome) -> None:
@@ -281,8 +292,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8], help="the fewest and the most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="a file for the header, the runs and the medians, as JSON lines")
+    parser.add_argument("--against", type=Path, help="a folder to keep the undisturbed run in, or to take it from")
     parser.add_argument("--providers", nargs="*", default=["reserve"], help="reserve, spawn")
     return parser.parse_args()
+
+
+def make_undisturbed(folder: Path, config: Path, ranks: int, seconds: float) -> None:
+    """The config, of as many epochs as so many ranks train in about so many seconds, and a run of it on two ranks."""
+    folder.mkdir(exist_ok=True)
+    probe_s = disturbed.undisturbed(folder, write_config(folder / "probe.toml", PROBE_EPOCHS), ranks, "probe")
+    written = write_config(folder / "making.toml", max(PROBE_EPOCHS, round(PROBE_EPOCHS * seconds / probe_s, 1)))
+    disturbed.undisturbed(folder, written, 2, "undisturbed")
+    written.replace(config)
 
 
 def main() -> None:
@@ -290,11 +311,11 @@ def main() -> None:
     options, load_before = parse(), os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="shoal-chaos-"))
     low, high = min(options.ranks), max(options.ranks)
-    probe_s = disturbed.undisturbed(folder, write_config(folder / "probe.toml", PROBE_EPOCHS), high, "probe")
-    epochs = max(PROBE_EPOCHS, round(PROBE_EPOCHS * options.seconds / probe_s, 1))
-    config = write_config(folder / "chaos.toml", epochs)
-    disturbed.undisturbed(folder, config, 2, "undisturbed")
-    header = {"bench": "chaos", **environment.describe(), "epochs": epochs, "load_before": load_before}
+    against = options.against or folder
+    config = against / "chaos.toml"
+    if not config.exists():
+        make_undisturbed(against, config, high, options.seconds)
+    header = {"bench": "chaos", **environment.describe(), "load_before": load_before}
     header |= {"runs": options.runs, "seconds": options.seconds, "ranks": [low, high], "seed": options.seed}
     header["providers"] = options.providers
     print(json.dumps(header))
@@ -304,7 +325,7 @@ def main() -> None:
         place = folder / f"run-{seed}"
         place.mkdir()
         outcome = run(seed, low + number % (high - low + 1), config, place, options)
-        check(outcome, place / "run", folder / "undisturbed")
+        check(outcome, place / "run", against / "undisturbed")
         with contextlib.suppress(OSError):
             attribute(outcome, Log(place / "run" / "run.jsonl").new())
         say(number + 1, outcome)

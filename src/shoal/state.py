@@ -48,7 +48,8 @@ class Progress(Struct):
     serial_steps: int = 0
     learner_steps: int = 0
     history: list[Switch] = field(default_factory=list)
-    """the switches of P; never changed in place"""
+    """the switches of P that the rate may depend on: the growths since P last shrank, and two more at most; never
+    changed in place"""
     counts: Counts = field(default_factory=Counts)
 
     def encode(self) -> bytes:
@@ -61,9 +62,10 @@ class Progress(Struct):
         return msgspec.msgpack.decode(data, type=Progress)
 
     def begin(self, learners: int) -> None:
-        """A round of P learners begins: a switch of P becomes part of the history."""
+        """A round of P learners begins: a switch of P becomes part of the history, which a shrinkage ends."""
         if not self.history or self.history[-1].learners != learners:
-            self.history = [*self.history, Switch(self.consumed, learners)]
+            shrinks = bool(self.history) and learners < self.history[-1].learners
+            self.history = [*self.history[-1 if shrinks else 0 :], Switch(self.consumed, learners)]
 
     def advance(self, learners: int, steps: int, batch: int) -> None:
         """Count one round of P learners, K steps and batch B."""

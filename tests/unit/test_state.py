@@ -10,9 +10,10 @@ import pytest
 from threads import ThreadTransport, on_ranks
 
 from shoal.backend import numpy_backend
+from shoal.config import LearningRate
 from shoal.errors import InputError
 from shoal.model.flat import Layout, Tensor
-from shoal.sgd.rates import Switch
+from shoal.sgd.rates import Switch, learning_rate
 from shoal.state import Counts, Progress, TrainState
 
 LAYOUT = Layout(
@@ -71,6 +72,20 @@ def test_hand_over_gives_rank_0s_state_to_all(ranks: int) -> None:
 
     states = on_ranks(ranks, work)
     assert all(_same(state, _state(3)) for state in states)
+
+
+def test_the_history_does_not_grow_for_ever_and_the_rate_is_the_same() -> None:
+    """A policy may switch P tens of thousands of times; a shrinkage makes what was before irrelevant."""
+    rate = LearningRate(base=0.1, scaling="sqrt", growth_warmup_epochs=0.7, warmup_epochs=2.0, decay="cosine")
+    random, progress, whole = np.random.default_rng(1), Progress(), list[Switch]()
+    for learners in random.integers(1, 9, 1000).tolist():
+        if not whole or whole[-1].learners != learners:
+            whole.append(Switch(progress.consumed, learners))
+        progress.begin(learners)
+        assert progress.history == whole[-len(progress.history) :] and len(progress.history) <= 9
+        rates = [learning_rate(rate, progress.consumed, 64, 64_000, known, 10) for known in (whole, progress.history)]
+        assert rates[0] == rates[1]
+        progress.advance(learners, 1, 2)
 
 
 def test_a_long_history_is_handed_over() -> None:

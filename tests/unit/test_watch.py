@@ -107,8 +107,8 @@ def test_a_process_that_moves_again_is_left_alone(start: Start) -> None:
     assert not watch.excluded and process.poll() is None
 
 
-def test_a_stop_that_nobody_looked_at_does_not_count(start: Start) -> None:
-    """A rank that computes for long does not know what the others did meanwhile."""
+def test_one_gap_between_two_looks_does_not_count_in_full(start: Start) -> None:
+    """All ranks of a job may be stopped together; the first that wakes must not kill the others."""
     process = start(SLEEPS)
     watch = watching(process)
     process.send_signal(signal.SIGSTOP)
@@ -116,6 +116,16 @@ def test_a_stop_that_nobody_looked_at_does_not_count(start: Start) -> None:
     time.sleep(4 * HEARTBEAT_S)
     watch.look()
     assert not watch.excluded and process.poll() is None
+
+
+def test_a_stopped_process_is_killed_by_one_that_seldom_looks(start: Start) -> None:
+    """A rank that trains alone looks once a round, which may take longer than a heartbeat."""
+    process = start(SLEEPS)
+    watch = watching(process)
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match=r"world rank 10 died"):
+        look_for(watch, LIMIT_S, pause_s=1.5 * HEARTBEAT_S)
+    assert watch.excluded == {10}
 
 
 def test_fencing_kills_and_forgets(start: Start) -> None:

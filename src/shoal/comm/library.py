@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from shoal.errors import InputError
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 INTEL_MPI = "Intel MPI"
+MPICH_SEGMENTS = "/dev/shm/mpich_shm_"
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,26 @@ def loaded() -> Library:
     return Library(name, ".".join(map(str, version)), path, _ulfm_active(path))
 
 
+def forget_segments() -> None:
+    """Take the names of this process's MPICH segments away, which outlive a job that is killed. For when all ranks have
+    been through MPI_Init: nobody opens them afterwards, and MPI_Finalize does not miss them."""
+    if loaded().name == MPICH:
+        for name in _mapped():
+            if name.startswith(MPICH_SEGMENTS):
+                with contextlib.suppress(OSError):
+                    Path(name).unlink()
+
+
 def _path() -> Path | None:
     """The file of the libmpi mapped into this process, where the system can tell (Linux)."""
+    return next((Path(name) for name in _mapped() if "/libmpi" in name), None)
+
+
+def _mapped() -> Iterator[str]:
+    """The files that are mapped into this process; none where the system does not tell."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
-            name = line.split(maxsplit=5)[-1]
-            if "/libmpi" in name:
-                return Path(name)
-    return None
+            yield line.split(maxsplit=5)[-1]
 
 
 def _ulfm_active(path: Path | None) -> bool:

@@ -43,9 +43,8 @@ LAUNCHERS = ("prte", "orte", "mpiexec", "mpirun", "hydra", "pmi_proxy", "slurmst
 STATUS_FILE = "SHOAL_STATUS_FILE"
 """the environment variable that names it"""
 PARENT_POLL_S, SUMMONS_POLL_S = 1.0, 0.5
-CONSEQUENCE_S = 2.0
-ALL_ALIKE_S = 0.6
-ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 60.0, 5.0
+CONSEQUENCE_S, ALL_ALIKE_S = 2.0, 0.6
+ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 20.0, 5.0
 LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 
@@ -158,7 +157,7 @@ class Lifeline:
 
         for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
             signal.signal(number, signal.SIG_IGN)
-        late = _after(FINALIZE_LIMIT_S, self._not_all_left)
+        late = _after(FINALIZE_LIMIT_S, lambda: self._not_all_left(status))
         if self._summons is not None:
             self._summons.close()
         if lost:  # Finalize may wait for them for ever
@@ -195,8 +194,9 @@ class Lifeline:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(ERROR)
 
-    def _not_all_left(self) -> None:
-        self.fail(TimeoutError(f"some ranks did not leave within {FINALIZE_LIMIT_S:.0f} s"))
+    def _not_all_left(self, status: int) -> None:
+        tell_launcher(status)
+        self._end(f"shoal: some ranks did not leave within {FINALIZE_LIMIT_S:.0f} s\n", status, 0.0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop = True

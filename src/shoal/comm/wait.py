@@ -21,7 +21,8 @@ def _look_away() -> None:
 @dataclass
 class Waiter:
     """How long to wait (a run sets its own `timeout_s`), whether the node has more ranks than cores (`crowded`: then
-    a waiting rank never spins), and who is called in a long wait to `watch` for lost ranks, and raises RankLost."""
+    a waiting rank never spins), and who is called to `watch` for lost ranks, and raises RankLost: once in each wait, so
+    that a lost rank that nobody waits for is found too, and again and again in a long one."""
 
     timeout_s: float
     crowded: bool
@@ -32,6 +33,7 @@ class Waiter:
 
         Raises DeadlineError with the text of `missing()`, which names who or what did not come.
         """
+        self.watch()
         spins = 0 if self.crowded else _SPINS
         start = time.perf_counter()
         while not done():

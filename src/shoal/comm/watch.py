@@ -3,7 +3,8 @@
 The kernel tells: a pidfd is readable when its process has ended, and /proc shows one that is stopped (SIGSTOP) or
 stuck in the kernel (a dead file system). Such a rank is no use to the others but could wake up and write into their
 sums, so it is killed before anybody goes on without it (fenced). A rank that computes is never in those states, so
-the time that a user's step takes does not count. Ranks of other nodes are watched by the MPI library (ULFM).
+the time that a user's step takes does not count; one that reads a slow disk is in them, but the kernel counts that it
+runs in between. Ranks of other nodes are watched by the MPI library (ULFM).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Watch:
         for rank, pid in processes.items():
             self.add(rank, pid)
         self._looked_s = self._states_s = 0.0
-        self._still_since: dict[int, float] = {}
+        self._still: dict[int, tuple[str, float]] = {}
+        """of a rank that stands still: what the kernel says of it, and for how long nothing has changed"""
         self.excluded: set[int] = set()
         """ids of ranks that were killed because they stood still"""
 
@@ -81,16 +83,19 @@ class Watch:
         if gap_s < _STATE_LOOK_S:
             return
         self._states_s = now
-        if gap_s > self.heartbeat_s:  # nobody looked, so nobody was seen to stand still
-            self._still_since.clear()
+        gap_s = min(gap_s, self.heartbeat_s)  # if this rank was stopped too, the others get some time to move
         for rank in self._descriptors:
-            if _stands_still(self._pids[rank]):
-                since = self._still_since.setdefault(rank, now)
-                if now - since > _STILL * self.heartbeat_s - _STATE_LOOK_S:
+            mark = _stillness(self._pids[rank])
+            before, still_s = self._still.get(rank, ("", 0.0))
+            if not mark:
+                self._still.pop(rank, None)
+            elif mark != before:
+                self._still[rank] = (mark, 0.0)
+            else:
+                self._still[rank] = (mark, still_s + gap_s)
+                if still_s + gap_s > _STILL * self.heartbeat_s - _STATE_LOOK_S:
                     self.excluded.add(rank)
                     self._kill(rank)
-            else:
-                self._still_since.pop(rank, None)
 
     def fence(self, ranks: Iterable[int], limit_s: float) -> list[int]:
         """Make sure that these have ended, and forget them; those that cannot be confirmed within the limit."""
@@ -115,9 +120,14 @@ class Watch:
             signal.pidfd_send_signal(self._descriptors[rank], signal.SIGKILL)
 
 
-def _stands_still(pid: int) -> bool:
-    """Whether the process is stopped by a signal, or waits in the kernel where no signal reaches it."""
+def _stillness(pid: int) -> str:
+    """State and count of switches of a process that is stopped by a signal, or waits in the kernel where no signal
+    reaches it: the same text means that it has not run in between. Empty for all others."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "D")
-    except (OSError, IndexError):
-        return False
+        told = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+    except OSError:
+        return ""
+    switches = (told.get(f"{kind}voluntary_ctxt_switches", "") for kind in ("", "non"))
+    return " ".join((told["State"], *switches)) if told.get("State", "").startswith(("T", "D")) else ""

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shoal.backend import Backend
+from shoal.comm import library
 from shoal.comm.bell import Bell
-from shoal.comm.collectives import FRAME_BYTES, broadcast, gather
+from shoal.comm.collectives import FRAME_BYTES, broadcast, broadcast_bytes, gather
 from shoal.comm.group import Group
 from shoal.comm.transport import Members, MpiTransport, Transport, knows_of_a_loss, lost_ranks
 from shoal.comm.wait import Waiter
@@ -28,7 +29,7 @@ from shoal.errors import InputError, RankLost
 Made = TypeVar("Made")
 
 _ORDER, _STOP = 1, 2
-_SHRINK_LIMIT_S, _SHRINK_LOOK_S = 8.0, 0.05
+_BLOCKED_LIMIT_S, _BLOCKED_LOOK_S = 8.0, 0.05
 _FENCE_LIMIT_S = 5.0
 
 
@@ -85,6 +86,7 @@ class World:
             self._own.Barrier()
         if self.recovers:
             self.waiter.watch = self._watch.look
+        library.forget_segments()
 
     def _found(self, comm: Any, timeout_s: float, nodes: Sequence[int] | None) -> tuple[Any, Sequence[Seat]]:
         """A communicator like this one, and who sits where."""
@@ -150,7 +152,7 @@ class World:
             )
         old, seats = self.comm, self.seats
         old.Revoke()
-        new = self._shrink(old)
+        new = self.outlast(old.Shrink)  # a non-blocking one fails at times
         before = new.Get_group().Translate_ranks(None, old.Get_group())
         self.seats = tuple(seats[rank] for rank in before)
         gone = [seat.id for rank, seat in enumerate(seats) if rank not in set(before)]
@@ -208,36 +210,35 @@ class World:
             with contextlib.suppress(MPI.Exception):
                 agreed.append(self.comm.Agree(len(made)))
 
-        self._outlast(work)
+        self.outlast(work)
         if not (agreed and agreed[0]):
             raise RankLost("a rank was lost while the others came together")
         return made[0]
 
-    def _shrink(self, comm: Any) -> Any:
-        """MPI_Comm_shrink, which fails at times where a non-blocking one is asked for."""
+    def outlast(self, work: Callable[[], Made]) -> Made:
+        """Do what is collective and blocks in MPI on a thread, so that others that stop meanwhile are seen and it has a
+        deadline. Raises a final RankLost at that, or if MPI cannot do it."""
         from mpi4py import MPI
 
-        made: list[Any] = []
+        made, problems = list[Made](), list[str]()
 
-        def work() -> None:
-            with contextlib.suppress(MPI.Exception):
-                made.append(comm.Shrink())
+        def run() -> None:
+            try:
+                made.append(work())
+            except MPI.Exception as error:
+                problems.append(str(error))
 
-        self._outlast(work)
-        if not made:
-            raise RankLost("MPI could not go on without it", final=True)
-        return made[0]
-
-    def _outlast(self, work: Callable[[], object]) -> None:
-        """Do what blocks in MPI on a thread, so that others that stop meanwhile are seen and it has a deadline."""
-        thread = threading.Thread(target=work, daemon=True, name="recovery")
+        thread = threading.Thread(target=run, daemon=True, name="collective")
         thread.start()
-        end_s = time.monotonic() + _SHRINK_LIMIT_S
+        end_s = time.monotonic() + _BLOCKED_LIMIT_S
         while thread.is_alive():
-            thread.join(_SHRINK_LOOK_S)
+            thread.join(_BLOCKED_LOOK_S)
             self._watch.fence_the_still()
             if time.monotonic() > end_s:
-                raise RankLost(f"MPI did not go on without it within {_SHRINK_LIMIT_S:g} s", final=True)
+                raise RankLost(f"MPI did not go on within {_BLOCKED_LIMIT_S:g} s after a rank was lost", final=True)
+        if problems:
+            raise RankLost(f"a rank was lost, and MPI could not go on ({problems[0]})", final=True)
+        return made[0]
 
     def meet(self) -> None:
         """Wait until all ranks are here; at a deadline the master names those that are not. Collective."""
@@ -289,8 +290,7 @@ class World:
 
     def agree(self, problem: str | None) -> None:
         """All go on, or all raise the same InputError: `problem` is what is wrong on this rank. Collective."""
-        self.meet()
-        problems = self.comm.allgather(problem)
+        problems = [said.decode() for said in self._all_say((problem or "").encode())]
         found = {text: [r for r, other in enumerate(problems) if other == text] for text in problems if text}
         if found:
             everywhere = len(next(iter(found.values()))) == self.size
@@ -299,8 +299,7 @@ class World:
 
     def agree_same(self, what: str, value: bytes) -> None:
         """Raise on all ranks if `value` differs between them. Collective."""
-        self.meet()
-        values = self.comm.allgather(value)
+        values = self._all_say(value)
         odd = [rank for rank, other in enumerate(values) if other != values[0]]
         if odd:
             raise InputError(
@@ -309,10 +308,19 @@ class World:
                 agreed=True,
             )
 
+    def _all_say(self, words: bytes) -> list[bytes]:
+        """The words of all ranks, in their order. Collective."""
+        lengths = gather(self.transport, np.array([len(words)]))[:, 0]
+        lengths = np.frombuffer(broadcast_bytes(self.transport, lengths.tobytes()), lengths.dtype)
+        row = np.zeros(max(lengths), np.uint8)
+        row[: len(words)] = np.frombuffer(words, np.uint8)
+        said = broadcast_bytes(self.transport, gather(self.transport, row).tobytes())
+        return [said[row.size * rank :][:length] for rank, length in enumerate(lengths)]
+
     def close(self) -> Any:
         """Meet, then free what this world holds; the communicator of its ranks that the next can be made of.
         Collective."""
-        self.waiter.watch = lambda: None  # whoever has met may end at once
+        self.waiter.watch = self._watch.fence_the_still  # whoever has met may end at once
         while True:
             try:
                 self.meet()

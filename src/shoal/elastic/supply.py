@@ -78,22 +78,25 @@ class Supply:
         return None
 
     def begin(self) -> None:
-        """Start to bring in a rank that runs what this one runs. All ranks do."""
-        self._spawner.begin(_joiners_command(), joining.welcomed(self._welcome))
+        """Start to bring in a rank that runs what this one runs. All ranks do. The last rank of the start asks for it:
+        a reserve, if there is one."""
+        last = self._world.size - self._spawner.spawned - 1
+        self._spawner.begin(_joiners_command(), joining.welcomed(self._welcome), root=last)
 
     def take(self) -> dict[str, float]:
-        """The joiner is the last rank of the world now; what it took, in seconds. Collective over the new world."""
+        """The joiner is the last rank of the world now: who it is, what it took. Collective over the new world."""
         comm, lead = self._spawner.take()
         assert self._seat is not None
         self._memory.admit(self._seat.id)
         self._world.admit(comm, self._seat)
         self._memory.new_generation(self._world.generation)
         self.lead_s = max(self.lead_s, lead.total_s)
-        return {"spawn_s": lead.spawn_s, "prepare_s": lead.greeting_s, "merge_s": lead.merge_s}
+        who = {"rank": self._seat.id, "pid": self._seat.pid}
+        return {**who, "spawn_s": lead.spawn_s, "prepare_s": lead.greeting_s, "merge_s": lead.merge_s}
 
     def release(self) -> bool:
         """The last rank that came leaves; whether this is it. Collective over the world."""
-        comm = self._spawner.release()
+        comm = self._world.outlast(self._spawner.release)
         if comm is None:
             return True
         self._memory.dismiss(self._world.dismiss_last(comm))
