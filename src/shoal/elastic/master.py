@@ -32,6 +32,7 @@ from shoal.state import Counts, Progress, TrainState
 Record = Callable[..., None]
 """record(kind, **fields): one event of the run's log."""
 
+_SPEEDS = 16
 
 Action = Literal["train", "evaluate", "checkpoint", "end", "spawn", "grow", "wait", "release", "forget"]
 
@@ -92,7 +93,8 @@ class Master:
     ) -> None:
         self._config, self._plan, self._world = config, plan, world
         self._record, self._outside, self._supply = record, outside, supply
-        self._round_s = 0.0
+        self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+        """samples a second of the last rounds"""
         self._replay: deque[Mapping[str, Any]] = deque()
         self._scores: Mapping[str, Any] = {}
         self._saved = 0
@@ -110,7 +112,6 @@ class Master:
         """The next decision. rows: the facts of the round just committed, one a rank, or None; it took round_s."""
         progress = state.progress
         if rows is not None:
-            self._round_s = round_s
             self._close_round(state, rows, round_s)
         self._stop = self._stop or self._outside.stop()
         self._hear_wishes(progress)
@@ -139,13 +140,19 @@ class Master:
         return self._without_round("end", state, status, reason)
 
     def _needed(self, progress: Progress) -> tuple[int, int]:
-        """Ranks of the next round, and the most of those that begin before all that there can be could have come."""
+        """The most ranks of the next round and of stages that begin before those they lack could have come; and of all
+        that begin while twice as many as there can be could: a rank that came is kept for them, else it would have to
+        come again after each slow round."""
         assert self._supply is not None
-        now = self._stage(progress)
-        needed = self._ranks_of(now, progress)
-        ahead = self._supply.most * self._supply.lead_s / max(self._round_s, 1e-3) * now.round_samples
-        soon = [s for s in self._plan.stages if progress.consumed < s.start <= progress.consumed + ahead]
-        return needed, max((self._ranks_of(stage, progress) for stage in soon), default=0)
+        lead = self._supply.lead_s * statistics.median(self._speeds or [0.0])
+        wanted = kept = self._ranks_of(self._stage(progress), progress)
+        for stage in self._plan.stages:
+            ranks, far = self._ranks_of(stage, progress), stage.start - progress.consumed
+            if 0 < far <= lead * (ranks - self._world.size):
+                wanted = max(wanted, ranks)
+            if 0 < far <= lead * 2 * self._supply.most:
+                kept = max(kept, ranks)
+        return wanted, max(wanted, kept)
 
     def _stage(self, progress: Progress) -> StagePlan:
         """What holds in the next round."""
@@ -238,6 +245,7 @@ class Master:
         hosted = blocks(now.learners, now.ranks)
         losses = [loss for row, block in zip(listed, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
         counts = progress.counts
+        self._speeds.append(now.learners * now.steps * now.batch / round_s)
         counts.train_s += round_s
         counts.allocated_rank_s += round_s * self._world.size
         counts.busy_rank_s += sum(row[1] for row in listed)

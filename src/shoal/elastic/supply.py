@@ -58,9 +58,8 @@ class Supply:
         state = _STATES.index(self._spawner.state())
         self._states = gather(self._world.transport, np.array([state], np.int64))
 
-    def next_step(self, needed: int, soon: int, at_the_end: bool) -> Step | None:
-        """Master: what is to be done before the next round. needed: ranks of the next round; soon: the most that are
-        needed before another rank could come."""
+    def next_step(self, wanted: int, kept: int, at_the_end: bool) -> Step | None:
+        """Master: what is to be done before the next round. wanted: ranks that must come; kept: that need not go."""
         states = {_STATES[state] for state in self._states[:, 0]}
         if self._gave_up and states != {"idle"}:  # a helper thread sits in MPI for good: no rank can come or leave
             return None
@@ -71,9 +70,9 @@ class Supply:
             return "grow"
         if states != {"idle"}:
             return "wait" if at_the_end else None
-        if at_the_end or self._world.size > max(needed, soon):
+        if at_the_end or self._world.size > kept:
             return "release" if self._spawner.spawned else None
-        if self._world.size < min(max(needed, soon), self.most) and not self.problem:
+        if self._world.size < min(wanted, self.most) and not self.problem:
             return "spawn"
         return None
 
