@@ -44,7 +44,7 @@ STATUS_FILE = "SHOAL_STATUS_FILE"
 """the environment variable that names it"""
 PARENT_POLL_S, SUMMONS_POLL_S = 1.0, 0.5
 CONSEQUENCE_S, ALL_ALIKE_S = 2.0, 0.6
-ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 20.0, 5.0
+ABORT_LIMIT_S, FINALIZE_LIMIT_S, EXIT_LIMIT_S = 4.0, 30, 5.0
 LAST_WORD_S = 0.3
 PR_SET_PDEATHSIG = 1
 
@@ -157,17 +157,18 @@ class Lifeline:
 
         for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
             signal.signal(number, signal.SIG_IGN)
-        late = _after(FINALIZE_LIMIT_S, lambda: self._not_all_left(status))
+        if speaker:
+            tell_launcher(status)  # which ends mpiexec if a rank does not come out of Finalize
         if self._summons is not None:
             self._summons.close()
         if lost:  # Finalize may wait for them for ever
-            if speaker:
-                tell_launcher(status)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(errors.DONE)  # another status would hang mpiexec
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(FINALIZE_LIMIT_S)  # the kernel, since no thread of Python runs meanwhile
         MPI.Finalize()
-        late.set()
+        signal.alarm(0)
         sys.stdout.flush()
         sys.stderr.flush()
         if speaker and status != 0:
@@ -193,10 +194,6 @@ class Lifeline:
             self._summons.desert()
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(ERROR)
-
-    def _not_all_left(self, status: int) -> None:
-        tell_launcher(status)
-        self._end(f"shoal: some ranks did not leave within {FINALIZE_LIMIT_S:.0f} s\n", status, 0.0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop = True
