@@ -104,7 +104,7 @@ def test_down_to_the_last_rank(tmp_path: Path, config: Path, undisturbed: Path) 
     assert [event["ranks"] for event in found] == [[4, 3], [3, 2], [2, 1]]
 
 
-@pytest.mark.parametrize("victim", [1, 0], ids=["one that trains", "the master"])
+@pytest.mark.parametrize("victim", [1, 0, 3], ids=["one that trains", "the master", "a reserve"])
 def test_a_stopped_rank_is_fenced(tmp_path: Path, config: Path, undisturbed: Path, victim: int) -> None:
     """It has ended before anybody goes on, so to wake it does nothing."""
 
@@ -119,6 +119,28 @@ def test_a_stopped_rank_is_fenced(tmp_path: Path, config: Path, undisturbed: Pat
         return (victim,)
 
     ends_well(tmp_path, config, undisturbed, strike)
+
+
+STOPS_AT_THE_END = """
+import os, signal
+import shoal
+from shoal.comm.world import World
+
+def close(world, orderly=World.close):
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return orderly(world)
+
+World.close = close
+shoal.train("mlp", "digits", learners="0:3", epochs=1, heartbeat_s=0.5, progress=False)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_stops_when_all_is_done(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STOPS_AT_THE_END)
+    jobs.done(jobs.launch(tmp_path, 3, "--ulfm", script), deadline_s=30.0)
 
 
 def test_a_rank_that_wakes_in_time_is_not_lost(tmp_path: Path, config: Path, undisturbed: Path) -> None:

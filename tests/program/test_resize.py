@@ -11,7 +11,8 @@ from pathlib import Path
 import jobs
 import pytest
 
-from shoal.errors import BAD_INPUT, TRY_AGAIN
+from shoal.errors import BAD_INPUT, STOPPED, TRY_AGAIN
+from shoal.record.recorder import WishFile
 
 CONFIG = {
     "name": "resized",
@@ -22,16 +23,17 @@ CONFIG = {
     "run": {"checkpoint_epochs": 0.5},
 }
 SIZES = (1, 2, 3, 4, 8)
+SAMPLES = 1437
 
 
-def every_change() -> list[int]:
-    """Sizes such that each follows each other one, twice over."""
-    tour, left = [SIZES[0]], {(a, b) for a in SIZES for b in SIZES if a != b}
+def every_change(sizes: tuple[int, ...]) -> list[int]:
+    """Sizes such that each follows each other one."""
+    tour, left = [sizes[0]], {(a, b) for a in sizes for b in sizes if a != b}
     while left:
         step = next(((a, b) for a, b in sorted(left) if a == tour[-1]), None)
         tour.append(min(left)[0] if step is None else step[1])
         left -= {(tour[-2], tour[-1])}
-    return tour + tour
+    return tour
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def events(run: Path, kind: str) -> list[dict[str, object]]:
 
 def test_every_growth_and_shrinkage_by_schedule(tmp_path: Path) -> None:
     """Learners and ranks between all of 1, 2, 3, 4 and 8, twice each, on 8 ranks and on one."""
-    tour = every_change()
+    tour = 2 * every_change(SIZES)
     tree = {**CONFIG, "train": {"epochs": 0.25 * len(tour), "batch": 4}}
     tree["learners"] = {"schedule": ", ".join(f"{0.25 * n}:{size}" for n, size in enumerate(tour))}
     config = jobs.write_config(tmp_path / "tour.toml", tree)
@@ -79,6 +81,26 @@ def test_spawned_ranks_come_and_go(tmp_path: Path) -> None:
     assert jobs.digest(grown) == jobs.digest(jobs.trained(alone, 2, jobs.write_config(
         alone / "alone.toml", {**tree, "run": {}}
     )))  # fmt: skip
+
+
+def test_every_growth_and_shrinkage_by_spawned_ranks(tmp_path: Path) -> None:
+    """`bench/tour.py` does it with more of them."""
+    run, tour = tmp_path / "run", every_change((1, 2, 3))
+    (tmp_path / "straight").mkdir()
+    tree = {**CONFIG, "learners": {"schedule": "0:3"}, "train": {"epochs": 100_000, "batch": 4}}
+    tree["run"] = {"provider": "spawn", "max_ranks": 3}
+    with jobs.launch(tmp_path, 1, jobs.write_config(tmp_path / "tour.toml", tree), "--out", run) as job:
+        job.until(lambda: jobs.rounds(run) > 0, "rounds")
+        for size in tour:
+            WishFile(run).put({"ranks": size})
+            job.until(lambda size=size: jobs.history(run)[-1].get("ranks") == size, f"{size} ranks")
+        (run / "stop").touch()
+        assert job.end().status == STOPPED
+    done = jobs.history(run)[-1]["consumed"]
+    tree |= {"train": {"epochs": (done - 0.5) / SAMPLES, "batch": 4}, "run": {}}
+    straight = jobs.trained(tmp_path / "straight", 2, jobs.write_config(tmp_path / "straight.toml", tree))
+    digests = [jobs.done(jobs.Job(tmp_path, [*jobs.SHOAL, "digest", one])) for one in (run, straight)]
+    assert digests[0] == digests[1]
 
 
 def test_ranks_from_outside_change_nothing_but_who_works(tmp_path: Path, config: Path) -> None:

@@ -153,8 +153,6 @@ class Lifeline:
         lost: whether ranks were. One rank, the speaker, carries the status, and after the others: a non-zero exit
         makes Open MPI print a page of help, and MPICH kill whoever is still in its exit, if others are there then.
         """
-        from mpi4py import MPI
-
         for number in STOP_SIGNALS:  # too late: the end is as it is, and Python's own handlers go before Python
             signal.signal(number, signal.SIG_IGN)
         if speaker:
@@ -165,10 +163,7 @@ class Lifeline:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(errors.DONE)  # another status would hang mpiexec
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(FINALIZE_LIMIT_S)  # the kernel, since no thread of Python runs meanwhile
-        MPI.Finalize()
-        signal.alarm(0)
+        _finalize()
         sys.stdout.flush()
         sys.stderr.flush()
         if speaker and status != 0:
@@ -359,7 +354,10 @@ def _finalize() -> None:
     from mpi4py import MPI
 
     if not MPI.Is_finalized():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(FINALIZE_LIMIT_S)  # the kernel, since no thread of Python runs meanwhile
         MPI.Finalize()
+        signal.alarm(0)
 
 
 def _rank() -> int:
