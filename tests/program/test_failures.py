@@ -134,7 +134,16 @@ train(epochs=10000, on_event=on_event, out={folder!r} + "/run")
 
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
-    settings = ["--set", "train.epochs=10000", "--set", 'learners.schedule="0:4"', "--set", "run.timeout_s=2"]
+    settings = [
+        "--set",
+        "train.epochs=10000",
+        "--set",
+        'learners.schedule="0:4"',
+        "--set",
+        "run.timeout_s=2",
+        "--set",
+        "run.heartbeat_s=60",
+    ]
     with jobs.launch(tmp_path, RANKS, jobs.EXPERIMENTS / "digits.toml", "--out", tmp_path / "run", *settings) as job:
         job.until(lambda: jobs.rounds(tmp_path / "run") > 3, "round 3")
         job.rank(1).suspend()

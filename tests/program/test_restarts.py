@@ -22,7 +22,7 @@ CONFIG = {
     "train": {"epochs": 3, "batch": 4},
     "learners": {"schedule": "0:2, 1:4"},
     "averaging": {"steps": 2, "momentum": 0.5},
-    "run": {"checkpoint_epochs": 0.2},
+    "run": {"checkpoint_epochs": 0.2, "heartbeat_s": 0.5},
 }
 
 
@@ -38,8 +38,8 @@ def kill(job: jobs.Job, run: Path, rank: int, number: int) -> None:
     job.rank(rank).send_signal(number)
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (2, signal.SIGSEGV)])
-def test_a_killed_rank_ends_the_job_with_75(tmp_path: Path, config: Path, rank: int, number: int) -> None:
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (2, signal.SIGSEGV), (1, signal.SIGSTOP)])
+def test_a_lost_rank_ends_the_job_with_75(tmp_path: Path, config: Path, rank: int, number: int) -> None:
     with jobs.launch(tmp_path, RANKS, config, "--out", tmp_path / "run") as job:
         kill(job, tmp_path / "run", rank, number)
         killed = time.monotonic()

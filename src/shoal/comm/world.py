@@ -84,8 +84,8 @@ class World:
         self._adopt(self._own or comm)
         if self._own is not None:
             self._own.Barrier()
-        if self.recovers:
-            self.waiter.watch = self._watch.look
+        # where MPI cannot go on without a rank, the death of one that stood still ends the job
+        self.waiter.watch = self._watch.look if recovers else self._watch.fence_the_still
         library.forget_segments()
 
     def _found(self, comm: Any, timeout_s: float, nodes: Sequence[int] | None) -> tuple[Any, Sequence[Seat]]:
