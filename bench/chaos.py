@@ -309,6 +309,7 @@ def make_undisturbed(folder: Path, config: Path, ranks: int, seconds: float) -> 
 def main() -> None:
     """Run them all."""
     options, load_before = parse(), os.getloadavg()[0]
+    disturbed.end_in_order()
     folder = Path(tempfile.mkdtemp(prefix="shoal-chaos-"))
     low, high = min(options.ranks), max(options.ranks)
     against = options.against or folder

@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 3, 4, 8])
     parser.add_argument("--launch", action="append", default=[], help="an option for shoal launch")
     options, load = parser.parse_args(), os.getloadavg()[0]
+    disturbed.end_in_order()
     tour, most = every_change(options.sizes), max(options.sizes)
     tour = [*tour, *tour[tour[0] == tour[-1] :]]
     folder = Path(tempfile.mkdtemp(prefix="shoal-tour-"))
