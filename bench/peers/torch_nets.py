@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -90,6 +91,23 @@ def make(net: str, width: int, classes: int = CLASSES) -> nn.Module:
         return nn.Sequential(*layers)
     stages = (3, 3, 3) if net == "resnet20" else (2, 2, 2, 2)
     return ResidualNet(ExcitedBlock if net == "senet18" else Block, stages, width, classes)
+
+
+def torch_name(name: str, net: str) -> str:
+    """PyTorch's name of a tensor, as shoal's resnets.py explains it."""
+    name = name.replace(".body.", ".").replace(".gate.", ".").replace(".block.", ".")
+    name = name.replace(".joint.", "." if net == "senet18" else ".bn2.")
+    if net == "senet18":
+        name = name.replace(".shortcut.0.", ".shortcut.")
+    ends = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+    stem, _, end = name.rpartition(".")
+    return f"{stem}.{ends.get(end, end)}"
+
+
+def as_torch(array: np.ndarray, like: Tensor) -> np.ndarray:
+    """A tensor of shoal's in the order of PyTorch's axes."""
+    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim, (0,))
+    return np.ascontiguousarray(array.transpose(axes)).reshape(like.shape)
 
 
 def peak_mb() -> float:
