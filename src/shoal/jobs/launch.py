@@ -29,6 +29,7 @@ FORWARDED = signal.SIGUSR1
 """Every mpiexec tried passes SIGUSR1 on to the ranks; SIGUSR2 kills MPICH's, SIGTERM ends Open MPI's."""
 
 END_S = 5.0
+ONE_SIGNAL_S = 0.5
 TOLD_LOOK_S, TOLD_LIMIT_S = 1.0, 15.0
 VERSION_S = 20.0
 NAMES = ("mpiexec", "mpirun", "mpiexec.hydra")
@@ -152,7 +153,7 @@ class _Job:
     def __init__(self, stop_file: Path | None) -> None:
         self._stop_file = stop_file
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = False
+        self._asked_s: float | None = None
 
     def start(self, arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start mpiexec in a session of its own (a terminal's ^C reaches the launcher alone)."""
@@ -174,13 +175,15 @@ class _Job:
         return self._process
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal asks the ranks to stop, any later one ends the job."""
+        """The first signal asks the ranks to stop, any later one ends the job. timeout(1), for one, sends each of its
+        signals to its child and to its group: what comes at once is one signal."""
         name = signal.Signals(number).name
-        if self._asked:
-            say(f"{name}: ending the job now")
-            self._end()
+        if self._asked_s is not None:
+            if time.monotonic() - self._asked_s > ONE_SIGNAL_S:
+                say(f"{name}: ending the job now")
+                self._end()
             return
-        self._asked = True
+        self._asked_s = time.monotonic()
         if self._create_stop_file() or self._forward():
             say(f"{name}: stopping at the next reduction; a second signal ends the job at once")
         else:
