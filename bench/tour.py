@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -118,7 +119,9 @@ def main() -> None:
     row = {"changes": len(tour) - 1, "spawned": len(leads), "lead_s": round(leads[len(leads) // 2], 2), "left": left}
     row |= {"longest_lead_s": round(leads[-1], 2), "seconds": round(took_s, 1), "consumed": seen.consumed, "same": same}
     print(json.dumps({"bench": "tour", **environment.describe(), "launch": options.launch, "load_before": load, **row}))
-    sys.exit(not same or bool(left))
+    if not same or left:
+        sys.exit(f"see {folder}")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
