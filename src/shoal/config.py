@@ -178,7 +178,7 @@ class Run(_Section, frozen=True):
     timeout_s: Rate = 300.0
     """every wait for other ranks ends with an error after this long"""
     heartbeat_s: Rate = 1.0
-    """a rank that is stopped or stuck in the kernel for three of these is excluded, where recovery is possible"""
+    """a rank that is stopped or stuck in the kernel for three of these is excluded; without recovery, the job ends"""
     provider: Literal["reserve", "spawn"] = "reserve"
     """where ranks come from: all are started at once, and sleep when not needed; or they are spawned, and end"""
     respawn: bool = True
