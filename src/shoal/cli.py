@@ -150,11 +150,27 @@ def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
     ask_to_resize(directory, ranks, learners)
 
 
+_COSTS = (
+    click.option("--step-ms", type=click.FloatRange(0, min_open=True), help="The time of one learner's step."),
+    click.option("--step", type=_FILE, help="Or a file of shoal bench step, or of bench/scaling.py."),
+    click.option("--buffers", type=click.Choice(["host", "device", "nccl"]), default="host", show_default=True),
+    click.option("--ranks-per-node", type=click.IntRange(1), help="Default: one a device, or one a core."),
+)
+
+
+def _costs(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in reversed(_COSTS):
+        command = decorate(command)
+    return command
+
+
 @commands.command()
 @_set
 @click.option("-n", "ranks", type=click.IntRange(1), help="Ranks of the job. Default: as many as learners at most.")
+@click.option("--machine", help="Also the predicted cost of each stage there.")
+@_costs
 @click.argument("config", type=_FILE)
-def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> None:
+def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None, machine: str | None, **costs: Any) -> None:
     """The dry run: stages, rounds, rates, steps and ranks. Trains nothing."""
     from rich.console import Console
 
@@ -165,6 +181,48 @@ def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> Non
     options = load(config, overrides)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for part in forecast_table(options, open_set(options.data, options.seed), ranks or 0):
+        console.print(part)
+    if machine is not None:
+        from shoal.jobs import predictions
+
+        for part in predictions.schedule_costs(machine, options, predictions.Options(ranks=[ranks or 0], **costs)):
+            console.print(part)
+
+
+class _Counts(click.ParamType):
+    """Numbers by commas."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        parts = value.split(",")
+        if not all(part.strip().isdigit() and int(part) for part in parts):
+            self.fail(f"{value!r} is no list of numbers from 1; write e.g. 6,24,96", param, ctx)
+        return tuple(map(int, parts))
+
+
+@commands.command()
+@_set
+@_costs
+@click.option("--ranks", type=_Counts(), default=(), metavar="LIST", help="Jobs of so many ranks, e.g. 6,24,96.")
+@click.option("--weak", is_flag=True, help="With --ranks: a learner a rank, instead of the schedule.")
+@click.option(
+    "--schedules", default="", metavar="LIST", help="Schedules by name, e.g. paper-I,paper-II; paper: all five."
+)
+@click.option("-o", "--output", type=_FILE, help="A figure of time against node-hours.")
+@click.argument("machine")
+@click.argument("config", type=_FILE)
+def predict(machine: str, config: Path, schedules: str, **options: Any) -> None:
+    """What CONFIG would take and cost on MACHINE, or on several by commas. Runs nothing."""
+    from rich.console import Console
+
+    from shoal.jobs import predictions
+
+    wanted = predictions.named_schedules(schedules)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    for part in predictions.tables(machine, config, predictions.Options(schedules=wanted, **options)):
         console.print(part)
 
 
