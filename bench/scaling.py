@@ -4,7 +4,7 @@ The job has all ranks from the start and goes to the next number of ranks by a r
 in turn, so that what changes slowly on the machine changes all alike. weak: a learner a rank, each with the config's
 batch; strong: a learner a rank, which share the config's batch. A visit is some rounds, of which the first are left
 out; its time is their median, as the master sees a round: to the end of its slowest rank. A row is the median over the
-visits with an interval of 95% at least (`coverage` says what it holds); the efficiency is that of the same visits' base,
+visits with an interval of 95% at least (`coverage` says what it holds); the efficiency is that of that visit's base,
 the first number of ranks. Evaluations, resizes and checkpoints are not in it. `step_ms` is what ranks were busy with a
 step, their mean; `reduction` the share of a round in which they were not, waiting included. Where a node has more ranks
 than cores the row is *oversubscribed*, and has no efficiency.
@@ -178,7 +178,10 @@ def prepared(options: argparse.Namespace) -> tuple[configs.Config, int]:
 def main() -> None:
     """Measure all and write it. Collective."""
     options = parse()
-    config, world = prepared(options)
+    try:
+        config, world = prepared(options)
+    except InputError as error:  # the same on all ranks, which read the same
+        raise InputError(str(error), agreed=True) from None
     header = {"bench": "scaling", **environment.describe(), **identity(config, sizes(config)), "data": config.data.set}
     header |= {"world": world, "cores": options.cores, "rounds": options.rounds, "left_out": LEFT_OUT}
     header |= {"link_gbit": options.link_gbit, "config": configs.dump(config), "load_before": os.getloadavg()[0]}

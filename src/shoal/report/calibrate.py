@@ -28,8 +28,14 @@ from shoal.report.fitting import fit
 from shoal.report.load import read_bench
 from shoal.report.predict import Load, Site, round_of
 
-NAMES = ("step_s", "byte_s", "host_byte_s", "overhead_s", "crowding", "jitter")
-_GUESS = np.array([5e-5, 2e-10, 3e-10, 2e-4, 0.1, 0.01])
+_GUESS = {
+    "step_s": 5e-5,
+    "byte_s": 2e-10,
+    "host_byte_s": 3e-10,
+    "overhead_s": 2e-4,
+    "crowding": 0.1,
+    "jitter": 0.01,
+}
 _MESSAGE = 0.2
 """a further message beside others takes this share of a step's latency"""
 _STARTS = 12
@@ -52,9 +58,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Calibration:
-    """values: by `NAMES`; errors: of each point, predicted over measured, less 1."""
+    """values: what was fitted, by name; crosses: whether anything left a node, else host_byte_s is that of a usual
+    cluster; errors: of each point, predicted over measured, less 1."""
 
     values: dict[str, float]
+    crosses: bool
     points: tuple[Point, ...]
     errors: np.ndarray
 
@@ -81,7 +89,7 @@ def points(paths: Sequence[Path]) -> list[Point]:
 
 
 def network(values: dict[str, float], link_byte_s: float, origin: str, error: float | None = None) -> Network:
-    """The [network] of fitted values, for a link."""
+    """The [network] of values by name, for a link."""
     links = Links(
         step_s=values["step_s"],
         message_s=_MESSAGE * values["step_s"],
@@ -107,12 +115,19 @@ def calibrate(found: Sequence[Point]) -> Calibration:
             "the bench has one number of ranks, from which nothing can be told; measure several (--ranks 1,2,4)"
         )
 
-    def times(values: np.ndarray) -> np.ndarray:
-        named = dict(zip(NAMES, values.tolist(), strict=True))
-        return np.array([predicted_s(point, named) for point in found])
+    crosses = any(point.ranks > point.per_node for point in found)
+    usual = {} if crosses else {"host_byte_s": Links().crossing_byte_s}
+    guess = {name: value for name, value in _GUESS.items() if name not in usual}
 
-    best = fit(times, np.array([point.round_s for point in found]), _GUESS, _STARTS)
-    return Calibration(dict(zip(NAMES, best.parameters.tolist(), strict=True)), tuple(found), best.errors)
+    def named(values: np.ndarray) -> dict[str, float]:
+        return {**usual, **dict(zip(guess, values.tolist(), strict=True))}
+
+    def times(values: np.ndarray) -> np.ndarray:
+        return np.array([predicted_s(point, named(values)) for point in found])
+
+    measured_s = np.array([point.round_s for point in found])
+    best = fit(times, measured_s, np.array(list(guess.values())), _STARTS)
+    return Calibration(named(best.parameters), crosses, tuple(found), best.errors)
 
 
 def as_toml(found: Calibration, link_gbit: float | None, files: str) -> str:
@@ -121,6 +136,7 @@ def as_toml(found: Calibration, link_gbit: float | None, files: str) -> str:
 
     link = 8e-9 / link_gbit if link_gbit else 0.0
     origin = f"shoal calibrate of {files}: {len(found.points)} rows, {describe_errors(found.errors)}"
+    origin += "" if found.crosses else "; between nodes nothing was measured"
     rounded = {name: float(f"{value:.4g}") for name, value in found.values.items()}
     made = msgspec.to_builtins(network(rounded, link, origin))
     tables = {key: value for key, value in made.items() if value is not None}

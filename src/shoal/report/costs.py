@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.report.predict import KINDS, Load, Prediction, Stage
 
@@ -43,6 +43,18 @@ def schedule_table(found: Sequence[Prediction]) -> RenderableType:
         table.add_column(name, justify="left" if name in ("schedule", "machine") else "right")
     for one in found:
         table.add_row(*([one.site.name] if several else []), *_whole(one))
+    return table
+
+
+def residual_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """Measured and fitted times, row by row."""
+    from rich.table import Table
+
+    table = Table(title="fitted to what was measured", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="left" if name in ("file", "algorithm") else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
     return table
 
 

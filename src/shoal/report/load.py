@@ -7,7 +7,9 @@ of which net, and a file of another net is refused.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from shoal.data.formats import CIFAR10_CLASSES, CIFAR10_RECORDS, CIFAR10_TRAIN
 from shoal.data.sets import open_set
 from shoal.errors import InputError
 from shoal.model import Model, build
+from shoal.report.intervals import Median
 from shoal.report.predict import Load
 from shoal.sgd.optimizer import contribution_size
 
@@ -96,7 +99,7 @@ def read_bench(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def check_net(path: Path, header: dict[str, Any], config: Config, found: Sizes) -> None:
     """Raises InputError where a bench measured another net than the config's."""
-    for key, value in identity(config, found).items():
+    for key, value in json.loads(json.dumps(identity(config, found))).items():
         if header.get(key) != value:
             here, there = (_named(key, one) for one in (value, header.get(key)))
             raise InputError(
@@ -111,10 +114,25 @@ def _named(key: str, value: Any) -> str:
     return f"{key} {value}"
 
 
+def bench_step(config: Config, repeats: int, output: Path | None) -> str:
+    """Measure a step, write it for `load_of` where a file is named, and return the row as JSON."""
+    from shoal import environment
+
+    found = sizes(config)
+    load, middle = os.getloadavg()[0], Median.of(measure_step(config, repeats))
+    times = {"step_ms": 1e3 * middle.value, "low_ms": 1e3 * middle.low, "high_ms": 1e3 * middle.high}
+    row = {"ranks": 1, "batch": config.train.batch, **times, "repeats": repeats, "coverage": middle.coverage}
+    header = {"bench": "step", **environment.describe(), **identity(config, found), "load_before": load}
+    if output is not None:
+        try:
+            output.write_text(json.dumps(header) + "\n" + json.dumps(row) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{output} cannot be written ({error.strerror}); give another name (-o)") from None
+    return json.dumps(row)
+
+
 def measure_step(config: Config, repeats: int) -> list[float]:
     """Seconds of a learner's step, of `repeats` rounds after two that do not count, on this process alone."""
-    import time
-
     from shoal import environment
     from shoal.job import prepare
     from shoal.sgd.interfaces import Numbers
