@@ -32,8 +32,8 @@ BURSTS = {"100mbit": "16kb", "1gbit": "128kb", "open": "10mb"}
 OPEN = "100gbit"
 """what the link is shaped to where it should not be felt"""
 LAYOUTS = {"1+1": (1, "1,2"), "2+2": (2, "1,4")}
-NETS = ("mlp", "resnet18", "convnet-s")
-ROUNDS = {"mlp": 8, "resnet18": 4, "convnet-s": 10}
+NETS = {"mlp": 6, "mlp-s": 12, "convnet-s": 12}
+"""the rounds of a visit"""
 LIMIT_S = 280
 TARGET = 0.15
 
@@ -60,7 +60,7 @@ def measure(folder: Path, link: str, repeats: int) -> None:
                     "--steps",
                     "1,8",
                 ]
-                script += ["--ranks", ranks, "--repeats", str(repeats), "--rounds", str(ROUNDS[net]), "--out", str(out)]
+                script += ["--ranks", ranks, "--repeats", str(repeats), "--rounds", str(NETS[net]), "--out", str(out)]
                 script += ["--link-gbit", str(gbit)] if gbit else []
                 command = [str(find_mpiexec(library)), "-n", str(2 * per_host), sys.executable, "-m", "shoal", "script"]
                 environ = {**environment(library, os.environ), "OMPI_MCA_mpi_yield_when_idle": "1"}

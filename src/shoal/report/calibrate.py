@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.comm.algorithms import KEEPS_ORDER
 from shoal.comm.network import Buffers, Network
 from shoal.comm.tuning import Links
 from shoal.config import Config, parse_toml
@@ -101,10 +102,12 @@ def network(values: dict[str, float], link_byte_s: float, origin: str, error: fl
     return Network(host=host, jitter=jitter, crowding=values["crowding"], overhead_s=values["overhead_s"])
 
 
-def predicted_s(point: Point, values: dict[str, float]) -> float:
-    """The time of a point's round."""
+def predicted_s(point: Point, values: dict[str, float], as_measured: bool = False) -> float:
+    """The time of a point's round, by the algorithm that would be chosen, or by the one that was."""
     site = Site("calibrated", network(values, point.link_byte_s, "fit"), point.per_node)
     run = point.config.run
+    if as_measured and point.algorithm in KEEPS_ORDER:
+        run = msgspec.structs.replace(run, algorithm=point.algorithm)
     return round_of(run, point.load, site, (point.ranks, point.ranks), (point.steps, point.load.batch)).seconds
 
 
@@ -123,7 +126,7 @@ def calibrate(found: Sequence[Point]) -> Calibration:
         return {**usual, **dict(zip(guess, values.tolist(), strict=True))}
 
     def times(values: np.ndarray) -> np.ndarray:
-        return np.array([predicted_s(point, named(values)) for point in found])
+        return np.array([predicted_s(point, named(values), as_measured=True) for point in found])
 
     measured_s = np.array([point.round_s for point in found])
     best = fit(times, measured_s, np.array(list(guess.values())), _STARTS)
