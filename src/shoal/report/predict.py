@@ -186,23 +186,21 @@ def round_of(run: Run, load: Load, site: Site, size: tuple[int, int], work: tupl
 def reduction(run: Run, numbers: int, site: Site, size: tuple[int, int]) -> tuple[str, float]:
     """The algorithm that a group of (learners, ranks) uses, and the time of its reduction."""
     (learners, ranks), buffers = size, site.buffers
-    nodes = site.nodes(ranks)
-    links = buffers.links or Links()
-    library = site.kind == "nccl" or run.algorithm == "native"
-    if library or buffers.links is None:
+    nodes, links = site.nodes(ranks), buffers.links
+    if links is None or site.kind == "nccl" or run.algorithm == "native":
         if buffers.allreduce is None:
             raise InputError(
                 f"machine {site.name} has no [network.{site.kind}.allreduce], which a library's allreduce needs; add "
                 "it, or take another algorithm (--set run.algorithm=auto)"
             )
-        update_s = links.seconds(on_node(1, numbers), ITEM_BYTES)
-        return f"{site.kind} library", buffers.allreduce.seconds(ITEM_BYTES * numbers, ranks, len(nodes)) + update_s
-    shared = site.kind == "host"
-    tuner, place = Tuner(run.reproducible, run.algorithm, run.wire, links), Place(learners, ranks, nodes, shared)
+        sent_s = buffers.allreduce.seconds(ITEM_BYTES * numbers, ranks, len(nodes))
+        return f"{site.kind} library", sent_s + _update_s(site, links, 1, numbers)
+    tuner = Tuner(run.reproducible, run.algorithm, run.wire, links)
+    place = Place(learners, ranks, nodes, shared=site.kind == "host")
     name = tuner.choose(place, numbers, ITEM_BYTES).algorithm
-    update_s = links.seconds(on_node(max(nodes) if name in ("shared", "hierarchical") else 1, numbers), ITEM_BYTES)
+    here = max(nodes) if name in ("shared", "hierarchical") else 1
     between_s = 0.0 if name in ("shared", "alone") else tuner.time_s(name, place, numbers, ITEM_BYTES)
-    return name, update_s + between_s
+    return name, _update_s(site, links, here, numbers) + between_s
 
 
 def resize_s(load: Load, site: Site, before: int, after: int) -> float:
@@ -235,3 +233,8 @@ def weak_efficiency(load: Load, site: Site, ranks: Sequence[int], hidden: float 
 
 def _crowd(site: Site, ranks: int) -> float:
     return 1 + site.network.crowding * (min(ranks, site.per_node) - 1)
+
+
+def _update_s(site: Site, links: Links | None, ranks: int, numbers: int) -> float:
+    """The pass over a node's memory; a device's is so much faster that it is left out."""
+    return links.seconds(on_node(ranks, numbers), ITEM_BYTES) if links and site.kind == "host" else 0.0
