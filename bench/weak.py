@@ -21,7 +21,7 @@ from shoal.report.intervals import Median
 from shoal.report.load import read_bench
 
 HERE = Path(__file__).resolve().parent
-STEPS, ROUNDS = {"mlp": 120, "resnet18": 20}, {"mlp": 60, "resnet18": 12}
+STEPS, ROUNDS = {"mlp": 120, "resnet18": 12}, {"mlp": 60, "resnet18": 8}
 CONFIGS = {"mlp": HERE / "nets/mlp.toml", "resnet18": HERE / "nets/resnet18.toml"}
 LIMIT_S = 300
 
@@ -67,7 +67,8 @@ def main() -> None:
         for steps, value in ours(options.net).items():
             found.setdefault(steps, []).append(value)
         found.setdefault("ddp", []).append(peer(options.net, options.torch))
-    print(json.dumps({"all": {str(key): [round(value, 3) for value in values] for key, values in found.items()}}))
+        last = {str(key): round(values[-1], 3) for key, values in found.items()}
+        print(json.dumps({"repeat": len(found["ddp"]), **last, "load": os.getloadavg()[0]}), flush=True)
     for key, values in found.items():
         middle = Median.of(values)
         who = "DDP, Gloo" if key == "ddp" else f"shoal, K = {key}"
