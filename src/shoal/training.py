@@ -61,7 +61,7 @@ class Training:
         tuner = make_tuner(world, config.run, memory is not None, self._record)
         self._reducer = Reducer(backend, size, np.float32, tuner, memory)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
-        self._provider = ReserveProvider(world, memory is not None, stop_requested, self._supply is not None)
+        self._provider = ReserveProvider(world, memory, stop_requested, self._supply is not None)
         self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
         self._gives_back = config.run.give_back_nodes and here.gives_back and not (self._supply or job.policy)
         outside = Outside(self._stop_reason, recorder.wish, job.policy)
@@ -197,10 +197,12 @@ class Training:
             losses.append(self._job.local.contribute(state, at, learner, by, reducer.slot()))
             reducer.add(learner)
         busy_s = time.perf_counter() - start
+        row = facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
+        self._provider.tell(group, row)
         update = functools.partial(self._average.update, state, by)
         reducer.reduce(group, at.learners, state.progress.round, update, self._average.passes(state, by))
         state.progress.advance(at.learners, at.steps, at.batch)
-        return facts(self._stop_requested(), busy_s, losses, -(-at.learners // group.size))
+        return row
 
     def close(self) -> None:
         """No rank comes or goes any more. Collective over the world."""

@@ -81,11 +81,11 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
     script = _script(world.size)
     memory = share(world, Sizes(LAYOUT.size, LAYOUT.parameters, LAYOUT.size, 1, np.dtype(np.float32)))
     assert isinstance(memory, NodeMemory) == (world.size > 1)
-    shared = shared and isinstance(memory, NodeMemory)
-    provider = ReserveProvider(world, shared, lambda: False)
+    memory = memory if shared and isinstance(memory, NodeMemory) else None
+    provider = ReserveProvider(world, memory, lambda: False)
     ahead, rounds = iter(script), 0
     group, row = None, None
-    state = TrainState(LAYOUT, numpy_backend(), memory.versions if shared else None)
+    state = TrainState(LAYOUT, numpy_backend(), memory.versions if memory else None)
     if world.is_master:
         _advance_to(state, 0)
 
@@ -111,10 +111,11 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
                 assert group.size == decision.ranks
                 rounds = int(decision.rate) + 1
                 assert _is_at(state, rounds - 1)
+                row = np.array([float(world.rank), float(rounds)])
+                provider.tell(group, row)
                 gather(group.transport, np.zeros(1))  # as in a reduction: nobody writes before all have read
                 broadcast(group.transport, np.zeros(1))
                 _advance_to(state, rounds)
-                row = np.array([float(world.rank), float(rounds)])
     if world.is_master:
         assert next(ahead, None) is None and rounds == sum(decision.action == "train" for decision in script)
     if group is not None:
@@ -122,7 +123,7 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
 
 
 def test_the_same_ranks_keep_their_group(world: Any) -> None:
-    provider = ReserveProvider(world, False, lambda: False)
+    provider = ReserveProvider(world, None, lambda: False)
     state = _state(1)
     first = provider.resize(None, Decision("train", ranks=world.size, knowing=1), state)
     again = provider.resize(first, Decision("train", learners=9, ranks=world.size, knowing=world.size), state)

@@ -107,7 +107,7 @@ class Run:
             library = loaded()
             options = ["--with-ft", "ulfm"] if ulfm else []
             start = [str(launch.find_mpiexec(library)), *options, "-n", str(n)]
-            environ = launch.environment(library, environ)
+            environ = launch.environment(library, environ, here)
         else:
             path = str(here / "stop") if stop_file else ""
             start = [sys.executable, "-c", LAUNCH, str(n), "ulfm" if ulfm else "", path]
@@ -236,11 +236,27 @@ def test_no_rank_outlives_a_killed_parent(run: Callable[..., Run], victim: str) 
     assert_gone(ranks)
 
 
+def test_a_killed_mpiexec_leaves_no_file(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A later one that has its process id by chance would not start."""
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
+    job = run("in_python()", 2)
+    job.ranks()
+    assert [*(tmp_path / "own").iterdir()]
+    psutil.Process(job.process.pid).children()[0].kill()
+    job.wait(GONE_S)
+    assert not [*(tmp_path / "own").iterdir()]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_to_the_launcher_creates_the_stop_file(run: Callable[..., Run], number: int) -> None:
     job = run("reduce_until(stop_file.exists)", 2, stop_file=True)
     ranks = job.ranks()
-    job.process.send_signal(number)
+    for _ in range(2):  # as timeout(1) does: to its child, and to its group
+        job.process.send_signal(number)
+        time.sleep(0.01)
     assert job.wait() == 99
     assert job.output().count("stopping at the next reduction") == 1
     assert_gone(ranks)
@@ -264,6 +280,7 @@ def test_a_second_signal_ends_the_job(run: Callable[..., Run]) -> None:
     ranks = job.ranks()
     job.process.send_signal(signal.SIGINT)
     wait_for(lambda: "second signal" in job.output(), 5)
+    time.sleep(launch.ONE_SIGNAL_S)
     job.process.send_signal(signal.SIGINT)
     assert job.wait(launch.END_S + 5) not in (0, 2, 75, 99)
     assert_gone(ranks)
@@ -302,7 +319,7 @@ def test_ulfm_needs_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_user_has_set_stays() -> None:
     wheel = Library(OPEN_MPI, "5.0.8", Path(sys.prefix).resolve() / "lib" / "libmpi.so.40", ulfm=False)
-    environ = launch.environment(wheel, {"OMPI_MCA_pml": "ucx", "OMP_NUM_THREADS": "4", "OTHER": "x"})
+    environ = launch.environment(wheel, {"OMPI_MCA_pml": "ucx", "OMP_NUM_THREADS": "4", "OTHER": "x"}, Path("own"))
     assert environ["OMPI_MCA_pml"] == "ucx"
     assert environ["OMPI_MCA_btl"] == "self,sm,tcp"
     assert environ["OPENBLAS_NUM_THREADS"] == "4"
@@ -311,8 +328,8 @@ def test_what_the_user_has_set_stays() -> None:
 
 def test_a_site_s_open_mpi_keeps_its_network() -> None:
     site = Library(OPEN_MPI, "4.1.4", Path("/opt/site/lib/libmpi.so.40"), ulfm=False)
-    environ = launch.environment(site, {})
+    environ = launch.environment(site, {}, Path("own"))
     assert not any(name.startswith("OMPI_MCA_btl") for name in environ)
     assert environ["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
     assert environ["OMP_NUM_THREADS"] == "1"
-    assert launch.environment(Library(INTEL_MPI, "2021.18", None, ulfm=False), {})["I_MPI_SPAWN"] == "on"
+    assert launch.environment(Library(INTEL_MPI, "2021.18", None, ulfm=False), {}, Path("own"))["I_MPI_SPAWN"] == "on"

@@ -66,7 +66,7 @@ def recovered(
             journal._own = (mark, at(mark // 2, rank).encode())
             if mark >= 2 * newest - 1:
                 filled(state, newest, rank)
-        provider = ReserveProvider(world, memory is not None, lambda: False)  # type: ignore[arg-type]
+        provider = ReserveProvider(world, memory, lambda: False)  # type: ignore[arg-type]
         provider._all_listen = False
         recover_state(world, provider, journal, state)  # type: ignore[arg-type]
         assert provider._all_listen

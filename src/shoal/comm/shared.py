@@ -7,6 +7,7 @@ only where it is touched, so a resize changes a list of ranks and no memory:
     board       a line of 64 bytes a rank, for the barrier, and one for the work that one rank does for all
     journal     the last decision that ranks here carry out, and the scalars of its state
     table       which of its slots hold a rank's subtree sums, in the order of the tree
+    facts       what a rank tells the master of a round
     state       anchor, velocity, momentum: two versions, of which each round reads one and writes the other
     slots       a rank's work memory for the sums of its learners
 
@@ -65,6 +66,11 @@ class Sizes:
         subtrees, and one more is being written."""
         return 2 * self.learners.bit_length() + 2
 
+    @property
+    def facts(self) -> int:
+        """The most numbers that a rank tells of a round: one a learner, and a few."""
+        return self.learners + 8
+
 
 class NodeMemory:
     """One rank's view of the node's memory. `ids` are those of the ranks that have a place in
@@ -89,6 +95,7 @@ class NodeMemory:
         self._table = self._view(places["table"], len(ids) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
             len(ids), -1
         )
+        self._facts = self._view(places["facts"], len(ids) * sizes.facts, np.dtype(np.float64)).reshape(len(ids), -1)
         pages = [self._view(places[f"journal{k}"], _JOURNAL_BYTES, np.dtype(np.uint8)) for k in (0, 1)]
         self._heads = [page[:_LINE_BYTES].view(np.int64) for page in pages]
         self._journal = [page[_LINE_BYTES:] for page in pages]
@@ -164,6 +171,14 @@ class NodeMemory:
         row = self._table[self.me]
         row[0] = len(numbers)
         row[1 : 1 + len(numbers)] = numbers
+
+    def tell(self, row: np.ndarray) -> None:
+        """Leave facts of this rank, float64, for those that meet it next."""
+        self._facts[self.me, : row.size] = row
+
+    def told(self, members: Sequence[int], width: int) -> np.ndarray:
+        """(members, width): what each told before the last barrier."""
+        return self._facts[list(members), :width]
 
     def parts(self, members: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """(member, slot) of the subtree sums that these ranks of the node published, in their order."""
@@ -294,6 +309,7 @@ def _places(ranks: int, sizes: Sizes) -> dict[str, int]:
     """Where each part starts, in bytes, every one on a page; "end" is the size of the file."""
     item = sizes.dtype.itemsize
     lengths = [("board", (ranks + 1) * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
+    lengths.append(("facts", ranks * sizes.facts * 8))
     for k in (0, 1):
         lengths.append((f"journal{k}", _JOURNAL_BYTES))
         lengths.append((f"anchor{k}", sizes.anchor * item))

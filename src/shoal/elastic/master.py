@@ -243,7 +243,7 @@ class Master:
         counts.busy_rank_s += sum(row[1] for row in listed)
         settings = {"ranks": now.ranks, "steps": now.steps, "batch": now.batch, "rate": now.rate}
         self._record("round", **self.where(state), **settings, loss=sum_scalars(losses) / now.learners)
-        if any(row[0] for row in listed) or self._world.stop_from_reserve():
+        if any(row[0] for row in listed) or (now.ranks < self._world.size and self._world.stop_from_reserve()):
             self._stop = self._stop or "a signal"
         for learner, loss in enumerate(losses):
             if not math.isfinite(loss):

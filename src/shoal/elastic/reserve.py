@@ -14,6 +14,7 @@ import numpy as np
 from shoal.backend import Array
 from shoal.comm.collectives import broadcast, broadcast_bytes, gather
 from shoal.comm.group import Group
+from shoal.comm.shared import NodeMemory
 from shoal.comm.transport import Subset, Transport
 from shoal.comm.world import World
 from shoal.elastic.master import Decision
@@ -23,11 +24,13 @@ Decide = Callable[[np.ndarray | None], Decision]
 
 
 class ReserveProvider:
-    """Carries decisions to all ranks of a world and makes its groups. shared: ranks of a node share the state; listen:
-    nobody ever sleeps, since all have a part in bringing in ranks."""
+    """Carries decisions to all ranks of a world and makes its groups. memory: where ranks of a node share the state, if
+    they do; listen: nobody ever sleeps, since all have a part in bringing in ranks."""
 
-    def __init__(self, world: World, shared: bool, stop_requested: Callable[[], bool], listen: bool = False) -> None:
-        self._world, self._shared = world, shared
+    def __init__(
+        self, world: World, memory: NodeMemory | None, stop_requested: Callable[[], bool], listen: bool = False
+    ) -> None:
+        self._world, self._memory = world, memory
         self._stop_requested = stop_requested
         self._always = listen
         self._all_listen = True
@@ -35,7 +38,7 @@ class ReserveProvider:
     def next_decision(self, group: Group | None, row: np.ndarray | None, decide: Decide) -> Decision:
         """The master's next decision, on every rank that it concerns.
 
-        row: this rank's facts of the round just done, or None where there was none. `decide` is called on
+        row: what this rank told of the round just done, or None where there was none. `decide` is called on
         the master alone, with the rows of all ranks of the group. Ranks without a group sleep until then.
         Collective over the group.
         """
@@ -45,7 +48,7 @@ class ReserveProvider:
             listeners = world.transport
         if listeners is None:
             return Decision.decode(world.sleep_until_order(self._stop_requested))
-        rows = gather(group.transport, row) if group is not None and row is not None else None
+        rows = self._told(group, row) if group is not None and row is not None else None
         decision = decide(rows) if world.is_master else None
         order = broadcast_bytes(listeners, decision.encode() if decision is not None else b"")
         if decision is not None and not self._all_listen:
@@ -53,6 +56,22 @@ class ReserveProvider:
         decision = Decision.decode(order)
         self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
+
+    def tell(self, group: Group, row: np.ndarray) -> None:
+        """This rank's facts of a round, float64 and of one length on all ranks; before the reduction, with which they
+        travel if the group shares memory."""
+        if (memory := self._memory_of(group)) is not None:
+            memory.tell(row)
+
+    def _told(self, group: Group, row: np.ndarray) -> np.ndarray | None:
+        """Master: the rows of all ranks of the group."""
+        if (memory := self._memory_of(group)) is None:
+            return gather(group.transport, row)
+        return memory.told(memory.members(group.ids), row.size) if self._world.is_master else None
+
+    def _memory_of(self, group: Group) -> NodeMemory | None:
+        """The memory that all ranks of the group share."""
+        return self._memory if len(set(group.nodes)) == 1 else None
 
     def all_listen(self) -> None:
         """The world has changed: the next decision is for everybody."""
@@ -93,7 +112,7 @@ class ReserveProvider:
     def _receivers(self, knowing: Sequence[int], others: Sequence[int]) -> list[int]:
         """Who must be sent the arrays: all others, or where ranks share memory the first of each node on which nobody
         knows them."""
-        if not self._shared:
+        if self._memory is None:
             return list(others)
         node_of = self._world.node_of
         have = {node_of[rank] for rank in knowing}
@@ -111,4 +130,4 @@ class ReserveProvider:
         concerned = self._world.order[: decision.ranks] if trains else self._world.order
         for rank in concerned:
             if rank != self._world.rank and rank not in working:
-                self._world.order_reserve(rank, order, wake=not (trains and self._shared))
+                self._world.order_reserve(rank, order, wake=not (trains and self._memory is not None))

@@ -29,6 +29,7 @@ FORWARDED = signal.SIGUSR1
 """Every mpiexec tried passes SIGUSR1 on to the ranks; SIGUSR2 kills MPICH's, SIGTERM ends Open MPI's."""
 
 END_S = 5.0
+ONE_SIGNAL_S = 0.5
 TOLD_LOOK_S, TOLD_LIMIT_S = 1.0, 15.0
 VERSION_S = 20.0
 NAMES = ("mpiexec", "mpirun", "mpiexec.hydra")
@@ -54,14 +55,23 @@ def launch(
     library = loaded()
     arguments = [*launcher(library, ulfm, extra), "-n", str(n), *command]
     job = _Job(stop_file)
-    with _handling(job), tempfile.NamedTemporaryFile("r", prefix="shoal-status-") as told:
-        process = job.start(arguments, {**environment(library, os.environ), STATUS_FILE: told.name})
-        threading.Thread(target=job.end_when_told, args=(Path(told.name),), daemon=True).start()
+    with _handling(job), folder() as own:
+        told = own / "status"
+        told.touch()
+        process = job.start(arguments, {**environment(library, os.environ, own), STATUS_FILE: str(told)})
+        threading.Thread(target=job.end_when_told, args=(told,), daemon=True).start()
         status = process.wait()
-        said = told.read()
+        said = told.read_text()
     if said:
         return int(said)
     return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A temporary folder for one mpiexec and for what it leaves behind."""
+    with tempfile.TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 def launcher(library: Library, ulfm: bool, extra: Sequence[str]) -> list[str]:
@@ -89,20 +99,21 @@ def find_mpiexec(library: Library) -> Path:
     )
 
 
-def environment(library: Library, given: Mapping[str, str]) -> dict[str, str]:
-    """`given` and what this MPI needs besides; what the user has set stays."""
+def environment(library: Library, given: Mapping[str, str], own: Path) -> dict[str, str]:
+    """`given` and what this MPI needs besides; what the user has set stays. own: the `folder` of this mpiexec."""
     threads = given.get("OMP_NUM_THREADS", "1")
     defaults = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     defaults["PYTHONUNBUFFERED"] = "1"
     if library.name == OPEN_MPI:
-        defaults |= _open_mpi_defaults(library)
+        defaults |= _open_mpi_defaults(library, own)
     if library.name == INTEL_MPI:
         defaults["I_MPI_SPAWN"] = "on"
     return {**defaults, **given}
 
 
-def _open_mpi_defaults(library: Library) -> dict[str, str]:
-    """More ranks than cores; root where we are root; for the wheel on one machine also a fast start.
+def _open_mpi_defaults(library: Library, own: Path) -> dict[str, str]:
+    """More ranks than cores; root where we are root; files in a folder of its own, since what a killed mpiexec leaves
+    keeps a later one of the same process id from starting; for the wheel on one machine also a fast start.
 
     The fast start names the transports, which would keep a site's own Open MPI from its network: only the
     wheel gets it. It saves a second of MPI_Init.
@@ -110,6 +121,7 @@ def _open_mpi_defaults(library: Library) -> dict[str, str]:
     defaults = {}
     if int(library.version.split(".")[0]) >= 5:
         defaults["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
+        defaults["PRTE_MCA_prte_local_tmpdir_base"] = str(own)
     else:
         defaults["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"  # threads that spawn ranks wait inside MPI, beside training
@@ -152,7 +164,7 @@ class _Job:
     def __init__(self, stop_file: Path | None) -> None:
         self._stop_file = stop_file
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = False
+        self._asked_s: float | None = None
 
     def start(self, arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start mpiexec in a session of its own (a terminal's ^C reaches the launcher alone)."""
@@ -174,13 +186,15 @@ class _Job:
         return self._process
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first signal asks the ranks to stop, any later one ends the job."""
+        """The first signal asks the ranks to stop, any later one ends the job. timeout(1), for one, sends each of its
+        signals to its child and to its group: what comes at once is one signal."""
         name = signal.Signals(number).name
-        if self._asked:
-            say(f"{name}: ending the job now")
-            self._end()
+        if self._asked_s is not None:
+            if time.monotonic() - self._asked_s > ONE_SIGNAL_S:
+                say(f"{name}: ending the job now")
+                self._end()
             return
-        self._asked = True
+        self._asked_s = time.monotonic()
         if self._create_stop_file() or self._forward():
             say(f"{name}: stopping at the next reduction; a second signal ends the job at once")
         else:

@@ -16,7 +16,7 @@ from shoal.comm import library
 from shoal.elastic.schedule import Schedule
 from shoal.errors import InputError
 from shoal.jobs import grid, restarts
-from shoal.jobs.launch import environment, find_mpiexec, launch, launcher, say
+from shoal.jobs.launch import environment, find_mpiexec, folder, launch, launcher, say
 from shoal.jobs.probe import can_spawn
 from shoal.record.lease import is_held
 from shoal.record.recorder import WishFile
@@ -75,7 +75,8 @@ def _with_spawned_ranks(options: Options, most: int) -> Options:
     """The options as they are if ranks can be spawned by this launcher; else those of a job that has all from the
     start."""
     mpi = library.loaded()
-    verdict = can_spawn(launcher(mpi, options.ulfm, options.extra), environment(mpi, os.environ))
+    with folder() as own:
+        verdict = can_spawn(launcher(mpi, options.ulfm, options.extra), environment(mpi, os.environ, own))
     if verdict.ok:
         return options
     say(f"ranks cannot be spawned here ({verdict.reason}): {most} are started now, and sleep while not needed")
