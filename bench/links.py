@@ -26,13 +26,13 @@ from shoal.comm.library import loaded  # noqa: E402
 from shoal.jobs.launch import environment, find_mpiexec  # noqa: E402
 from shoal.report.calibrate import calibrate, points, predicted_s  # noqa: E402
 
-LINKS = {"100mbit": 0.1, "1gbit": 1.0, "open": None}
+LINKS = {"open": None, "1gbit": 1.0, "100mbit": 0.1}
 BURSTS = {"100mbit": "16kb", "1gbit": "128kb", "open": "10mb"}
 """about a millisecond's worth: what has come to a rest passes unshaped"""
 OPEN = "100gbit"
 """what the link is shaped to where it should not be felt"""
 LAYOUTS = {"1+1": (1, "1,2"), "2+2": (2, "1,4")}
-NETS = {"mlp": 6, "mlp-s": 12, "convnet-s": 12}
+NETS = {"mlp": 4, "mlp-s": 10, "convnet-s": 8}
 """the rounds of a visit"""
 LIMIT_S = 280
 TARGET = 0.15
