@@ -63,7 +63,7 @@ def measure(folder: Path, link: str, repeats: int) -> None:
                 script += ["--ranks", ranks, "--repeats", str(repeats), "--rounds", str(NETS[net]), "--out", str(out)]
                 script += ["--link-gbit", str(gbit)] if gbit else []
                 command = [str(find_mpiexec(library)), "-n", str(2 * per_host), sys.executable, "-m", "shoal", "script"]
-                environ = {**environment(library, os.environ), "OMPI_MCA_mpi_yield_when_idle": "1"}
+                environ = {**environment(library, os.environ, folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
                 subprocess.run(
                     wrapped(hosts, per_host, [*command, "--", *script]), env=environ, timeout=LIMIT_S, check=True
                 )
