@@ -7,10 +7,11 @@ a step and prints how long it took in seconds, and at the end the growth of its 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -92,8 +93,27 @@ def make(net: str, width: int, classes: int = CLASSES) -> nn.Module:
     return ResidualNet(ExcitedBlock if net == "senet18" else Block, stages, width, classes)
 
 
+def torch_name(name: str, net: str) -> str:
+    """PyTorch's name of a tensor, as shoal's resnets.py explains it."""
+    name = name.replace(".body.", ".").replace(".gate.", ".").replace(".block.", ".")
+    name = name.replace(".joint.", "." if net == "senet18" else ".bn2.")
+    if net == "senet18":
+        name = name.replace(".shortcut.0.", ".shortcut.")
+    ends = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+    stem, _, end = name.rpartition(".")
+    return f"{stem}.{ends.get(end, end)}"
+
+
+def as_torch(array: np.ndarray, like: Tensor) -> np.ndarray:
+    """A tensor of shoal's in the order of PyTorch's axes."""
+    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim, (0,))
+    return np.ascontiguousarray(array.transpose(axes)).reshape(like.shape)
+
+
 def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Of this program; ru_maxrss would begin with that of the one that started it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def main() -> None:

@@ -308,7 +308,7 @@ def cancel(directory: Path) -> None:
     """End the job in a run directory; its ranks save a checkpoint if the scheduler leaves them the time."""
     from shoal.jobs.submit import cancel as end
 
-    click.echo(f"told the scheduler to end job {end(directory)}")
+    click.echo(end(directory))
 
 
 @commands.command()

@@ -36,7 +36,7 @@ class Cluster:
         self._put(programs / "module", 'echo "$*" >> "$FAKE_CLUSTER/modules"')
         library = loaded()
         self.variables = {
-            **environment(library, {}),
+            **environment(library, {}, self._jobs),
             "PATH": f"{programs}:{os.environ['PATH']}",
             "FAKE_CLUSTER": str(self._jobs),
             "FAKE_MPIEXEC": json.dumps([str(find_mpiexec(library))]),

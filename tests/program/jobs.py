@@ -153,7 +153,7 @@ def bare(folder: Path, n: int, *arguments: object) -> Job:
 def mpiexec(folder: Path, *arguments: object) -> Job:
     """The mpiexec that belongs to mpi4py, in the environment that shoal gives it."""
     library = loaded()
-    return Job(folder, [find_mpiexec(library), *arguments], **environment(library, {}))
+    return Job(folder, [find_mpiexec(library), *arguments], **environment(library, {}, folder))
 
 
 def done(job: Job, deadline_s: float = DEADLINE_S) -> str:

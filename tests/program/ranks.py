@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from shoal.comm.library import loaded
-from shoal.jobs.launch import environment, find_mpiexec
+from shoal.jobs.launch import environment, find_mpiexec, folder
 
 END_S = 3.0
 """from SIGTERM to SIGKILL"""
@@ -43,10 +43,10 @@ def run(
     library = loaded()
     arguments = [str(find_mpiexec(library)), "-n", str(n), sys.executable, "-m", "mpi4py", *map(str, command)]
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryFile() as written:
+    with tempfile.TemporaryFile() as written, folder() as own:
         process = subprocess.Popen(
             wrap(arguments),
-            env={**environment(library, os.environ), MARK: mark},
+            env={**environment(library, os.environ, own), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,

@@ -72,7 +72,7 @@ def judged(folder: Path, line: list[str], deadline_s: float = probe.DEADLINE_S, 
     """What the trial finds out, in time and with nothing of it left."""
     mark = {"SHOAL_TEST_PROBE": str(folder)}
     began = time.monotonic()
-    verdict = probe.can_spawn(line, {**environment(loaded(), os.environ), **variables, **mark}, deadline_s)
+    verdict = probe.can_spawn(line, {**environment(loaded(), os.environ, folder), **variables, **mark}, deadline_s)
     assert time.monotonic() - began < KNOWN_WITHIN_S
     end = time.monotonic() + jobs.GONE_S
     while left := [process for process in psutil.process_iter() if _has(process, mark)]:

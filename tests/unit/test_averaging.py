@@ -14,6 +14,8 @@ from shoal.config import from_tree
 from shoal.elastic.plan import StagePlan
 from shoal.errors import InputError
 from shoal.job import Job, prepare
+from shoal.model.flat import Piece
+from shoal.model.gradient import Model
 from shoal.sgd.averaging import ReductionMomentum
 from shoal.sgd.interfaces import Numbers
 from shoal.sgd.optimizer import contribution_size
@@ -322,6 +324,36 @@ def test_micro_batches_move_running_statistics_each() -> None:
 def test_a_piece_too_small_for_batch_norm_is_refused_at_the_start() -> None:
     with pytest.raises(InputError, match=r"batch >= 2"):
         Rounds(model={"net": "mlp", "hidden": [4], "batchnorm": True}, train={"micro_batch": 5})
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("decay_norms", [False, True])
+@pytest.mark.parametrize("kept", ["none", "reset", "average"])
+def test_a_gradient_in_pieces_gives_the_bits_of_the_whole(
+    kept: str, decay_norms: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train: dict[str, Any] = {"weight_decay": 0.1, "decay_norms": decay_norms}
+    if kept != "none":
+        train |= {"local_momentum": 0.9, "local_momentum_at_reduction": kept}
+    whole = Rounds(2, steps, BATCHNORM, train=train)
+    brought = []
+    for _ in range(2):
+        brought.append([one.tobytes() for one in whole.contributions()])
+        whole.go()
+    flat_pieces = Model.pieces.fget
+
+    def pieces(model: Model) -> list[Piece]:
+        """One a tensor."""
+        ((_, flat),) = flat_pieces(model)
+        trained = (one for one in model.layout.tensors if one.kind != "statistic")
+        spans = [slice(one.offset, one.offset + one.size) for one in trained]
+        return [(at, flat[at].copy()) for at in spans]
+
+    monkeypatch.setattr(Model, "pieces", property(pieces))
+    apart = Rounds(2, steps, BATCHNORM, train=train)
+    for expected in brought:
+        assert [one.tobytes() for one in apart.contributions()] == expected
+        apart.go()
 
 
 def test_the_gaps_between_tensors_stay_0() -> None:

@@ -133,6 +133,33 @@ def test_loss_gradient_and_statistics_are_those_of_pytorch():
     assert values["steps"] == 41 and values["norm.num_batches_tracked"] == 1
 
 
+def test_a_gradient_in_pieces_has_the_bits_of_the_whole():
+    class Rows(Net):
+        """With an embedding, whose gradient is a few rows."""
+
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Embedding(5, 6, sparse=True)
+
+        def forward(self, x):
+            return super().forward(x + self.rows((x[:, 0] > 0).long()))
+
+    torch.manual_seed(2)
+    model, weights, gradient = bound(Rows())
+    start, gaps = weights.copy(), BACKEND.zeros(gradient.size)
+    loss = model.gradient(X, Y)
+    assert [(at, piece.ctypes.data) for at, piece in model.pieces] == [(slice(0, gradient.size), gradient.ctypes.data)]
+    whole, weights[:] = gradient.copy(), start
+    gradient.fill(np.nan)
+    assert model.gradient(X, Y, whole=False) == loss and np.isnan(gradient).all(), "the buffer is left alone"
+    pieces = model.pieces
+    for at, piece in pieces:
+        gaps[at] = piece
+    assert len(pieces) == len(model.layout.views(gradient)) and gaps.tobytes() == whole.tobytes()
+    model.release()
+    assert not model.module.first.weight._post_accumulate_grad_hooks
+
+
 def test_what_decays_and_what_does_not():
     model, _, _ = bound(module())
     kinds = {one.name: one.kind for one in model.layout.tensors}

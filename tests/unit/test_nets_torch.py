@@ -36,30 +36,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def peer(name: str) -> Any:
-    """The net in PyTorch."""
+def peers() -> Any:
+    """The module that has the nets in PyTorch."""
     spec = importlib.util.spec_from_file_location("torch_nets", PEERS)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.make(name, WIDTH)
-
-
-def torch_name(name: str, net: str) -> str:
-    """PyTorch's name of a tensor, as resnets.py explains it."""
-    name = name.replace(".body.", ".").replace(".gate.", ".").replace(".block.", ".")
-    name = name.replace(".joint.", "." if net == "senet18" else ".bn2.")
-    if net == "senet18":
-        name = name.replace(".shortcut.0.", ".shortcut.")
-    ends = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
-    stem, _, end = name.rpartition(".")
-    return f"{stem}.{ends.get(end, end)}"
-
-
-def as_torch(array: np.ndarray, like: Any) -> np.ndarray:
-    """A tensor of ours in the order of PyTorch's axes."""
-    axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim, (0,))
-    return np.ascontiguousarray(array.transpose(axes)).reshape(like.shape)
+    return module
 
 
 class Pair:
@@ -77,7 +60,8 @@ class Pair:
             if tensor.kind != "weight":
                 self.weights.views[tensor.name] += rng.uniform(0, 0.3, tensor.shape).astype(dtype)
         self.model.bind(self.weights.flat, self.gradient)
-        self.torch = peer(name).to(torch.float64 if dtype is np.float64 else torch.float32)
+        self.peers = peers()
+        self.torch = self.peers.make(name, WIDTH).to(torch.float64 if dtype is np.float64 else torch.float32)
         state = self.torch.state_dict()
         assert len(state) == len(self.model.layout.names) + sum("num_batches" in key for key in state)
         for ours, theirs in self.pairs(self.weights.views, state):
@@ -86,8 +70,8 @@ class Pair:
     def pairs(self, views: Any, theirs: Any) -> Any:
         """(ours in PyTorch's order of axes, PyTorch's) for each tensor of the views."""
         for name, view in views.items():
-            other = theirs[torch_name(name, self.name)]
-            yield as_torch(view, other), other
+            other = theirs[self.peers.torch_name(name, self.name)]
+            yield self.peers.as_torch(view, other), other
 
     def batch(self, seed: int) -> tuple[np.ndarray, Any, np.ndarray]:
         """Images in our order of axes and in PyTorch's, and labels."""
@@ -130,8 +114,8 @@ def test_outputs_loss_gradients_and_statistics(name: str, dtype: Any, within: fl
     assert ours == pytest.approx(theirs, rel=within)
     gradients = {name: parameter.grad for name, parameter in pair.torch.named_parameters()}
     for name, view in pair.model.layout.views(pair.gradient).items():
-        other = gradients[torch_name(name, pair.name)]
-        assert distance(as_torch(view, other), other) < within, name
+        other = gradients[pair.peers.torch_name(name, pair.name)]
+        assert distance(pair.peers.as_torch(view, other), other) < within, name
     for mine, other in pair.pairs(pair.weights.views, pair.torch.state_dict()):
         assert distance(mine, other) < within
     assert distance(*pair.outputs(4)) < within

@@ -155,6 +155,7 @@ def test_nothing_is_submitted_where_it_cannot_be(
     with monkeypatch.context() as patch, pytest.raises(InputError, match="sbatch is not on PATH"):
         patch.setenv("PATH", str(commands))
         submit(batch)
+    assert not run.exists()
     answer(commands, "sbatch", "17")
     answer(commands, "squeue", "PENDING, 0:00")
     assert submit(batch) == "17"
@@ -166,13 +167,22 @@ def test_nothing_is_submitted_where_it_cannot_be(
     with pytest.raises(InputError, match="holds a run of another config"):
         submit(batch)
     (run / "config.toml").unlink()
-    assert cancel(run) == "17" and (run / "cancelled").exists()
+    assert cancel(run) == "job 17 has ended already (CANCELLED, 0:00); none will follow it"
+    assert (run / "cancelled").exists()
     assert submit(batch) == "17" and not (run / "cancelled").exists()
     (run / "DONE").touch()
     with pytest.raises(InputError, match="is done"):
         submit(batch)
     with pytest.raises(InputError, match="no job was submitted"):
         cancel(tmp_path)
+
+
+@pytest.mark.parametrize("missing", [{"stage": "no.tar"}, {"python": "./no/python"}])
+def test_what_the_job_would_miss_is_missed_before(commands: Path, tmp_path: Path, missing: dict[str, str]) -> None:
+    answer(commands, "sbatch", "17")
+    with pytest.raises(InputError, match="is not there"):
+        submit(ask("slurm-generic", CONFIG, tmp_path / "run", **missing))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("line", ["echo it's", "}", "if true"])

@@ -12,6 +12,7 @@ from shoal.jobs.command import State
 from shoal.jobs.spec import Batch
 
 PREFIX = "#LOCAL"
+SUBMITS = "bash"
 SAME: dict[str, str] = {}
 
 

@@ -11,6 +11,7 @@ from shoal.jobs.spec import Batch
 from shoal.jobs.times import lsf_minutes, lsf_time
 
 PREFIX = "#BSUB"
+SUBMITS = "bsub"
 SAME = {"-n": "-nnodes"}
 """what excludes a directive"""
 

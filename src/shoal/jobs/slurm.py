@@ -10,6 +10,7 @@ from shoal.jobs.spec import Batch, JobSpec
 from shoal.jobs.times import slurm_time
 
 PREFIX = "#SBATCH"
+SUBMITS = "sbatch"
 SAME = {
     "-J": "--job-name", "-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-t": "--time", "-A": "--account",
     "-p": "--partition", "-q": "--qos", "-C": "--constraint", "-o": "--output", "-k": "--no-kill",

@@ -7,6 +7,7 @@ DIR/link        links used up       DIR/cancelled   no link goes on
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +41,7 @@ def script_of(batch: Batch) -> str:
 def submit(batch: Batch) -> str:
     """Write the script to the run directory and submit it; the job's id. Raises InputError before anything is."""
     text, directory = script_of(batch), Path(batch.spec.out)
+    _refuse_missing(batch)
     _refuse_done_or_other(batch, directory)
     _refuse_busy(directory)
     script = directory / SCRIPT
@@ -68,12 +70,26 @@ def status(directory: Path) -> Iterator[str]:
 
 
 def cancel(directory: Path) -> str:
-    """End the newest job of a run, and let none follow; the job's id. Raises InputError if none was submitted there."""
+    """End the newest job of a run, and let none follow; what was done, in a line. Raises InputError if none was
+    submitted there."""
     _, scheduler, job = _submitted(directory)
     (directory / "cancelled").touch()
-    if scheduler.state(job).alive:
-        scheduler.cancel(job)
-    return job
+    state = scheduler.state(job)
+    if not state.alive:
+        return f"job {job} has ended already ({state.words}); none will follow it"
+    scheduler.cancel(job)
+    return f"told the scheduler to end job {job}"
+
+
+def _refuse_missing(batch: Batch) -> None:
+    """What this machine must have for the job to be submitted, and what the job would miss later."""
+    submits, spec = SCHEDULERS[batch.machine.scheduler].SUBMITS, batch.spec
+    if shutil.which(submits) is None:
+        raise InputError(f"{submits} is not on PATH; submit where the scheduler's commands are")
+    if spec.stage and not Path(spec.stage).is_file():
+        raise InputError(f"the archive {spec.stage} is not there; give that of the environment (--stage)")
+    if "/" in spec.python and not spec.stage and shutil.which(spec.python) is None:
+        raise InputError(f"the interpreter {spec.python} is not there; give the one that has shoal (--python)")
 
 
 def _refuse_done_or_other(batch: Batch, directory: Path) -> None:

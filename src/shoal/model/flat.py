@@ -20,6 +20,8 @@ import numpy as np
 from shoal.backend import Array, Backend
 
 Shape = tuple[int, ...]
+Piece = tuple[slice, Array]
+"""A range of a flat buffer, and what belongs there, flat."""
 Kind = Literal["weight", "bias", "norm", "statistic"]
 
 ALIGNMENT_ELEMENTS = 16

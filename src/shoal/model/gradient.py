@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,13 +20,18 @@ from shoal.backend import ALIGNMENT_BYTES, Array, Backend, address
 from shoal.data.keyed import uniform
 from shoal.errors import InputError
 from shoal.model.dropout import Dropout
-from shoal.model.flat import Layout, Shape, Tensor
+from shoal.model.flat import Layout, Piece, Shape, Tensor
 from shoal.model.layer import Layer, Scratch, check_layer
 from shoal.model.losses import find_loss
 from shoal.model.normalisation import BatchNorm
 
-Binding = list[tuple[Layer, dict[str, Array], dict[str, Array]]]
-"""Of each layer the views of its tensors and of their gradients."""
+
+@dataclass(frozen=True)
+class Binding:
+    """The views of one set of buffers: of each layer its tensors and their gradients, by its own names."""
+
+    layers: tuple[tuple[Layer, dict[str, Array], dict[str, Array]], ...]
+    gradient: Array | None
 
 
 class Model:
@@ -54,6 +60,7 @@ class Model:
         self.loss = find_loss(loss)(backend, self.dtype, self.output_shape)
         self.net.prepare(backend, self.dtype)
         self._scratch = Scratch(backend, self.dtype)
+        self._gradient: Array | None = None
         self.layout = Layout(
             Tensor(_full_name(layer, one), one.shape, one.kind, one.initial)
             for layer in self._layers
@@ -95,19 +102,23 @@ class Model:
         if gradient is not None:
             gradient.fill(0)
             gradients = layout.views(gradient)
-        binding = [(layer, _own(layer, values), _own(layer, gradients)) for layer in self._layers]
+        binding = Binding(
+            tuple((layer, _own(layer, values), _own(layer, gradients)) for layer in self._layers), gradient
+        )
         self.use(binding)
         return binding
 
     def use(self, binding: Binding) -> None:
         """Work on the buffers of an earlier `bind`, as they are."""
-        for layer, values, gradients in binding:
+        self._gradient = binding.gradient
+        for layer, values, gradients in binding.layers:
             layer.bind(values, gradients)
 
-    def gradient(self, x: Array, y: Array, position: int = 0) -> float:
-        """The mean loss of a batch; sets the gradient buffer to its gradient, moves the running statistics.
+    def gradient(self, x: Array, y: Array, position: int = 0, whole: bool = True) -> float:
+        """The mean loss of a batch, whose gradient is then in `pieces`; moves the running statistics.
 
-        position: that of the batch's first sample in the sample order, which keys what layers draw."""
+        position: that of the batch's first sample in the sample order, which keys what layers draw.
+        whole: whether the gradient must be in the gradient buffer; these layers always make it there."""
         self._draw_at(position)
         with np.errstate(over="ignore", invalid="ignore"):
             outputs = self.net.forward(self._taken(x), True)
@@ -115,6 +126,12 @@ class Model:
             self.net.backward(self.loss.gradient(y), False)
         self.net.scratch.pool.release_all()
         return loss
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The last gradient; the gaps of the layout may be left out. Valid until the next."""
+        assert self._gradient is not None
+        return [(slice(0, self.layout.parameters), self._gradient)]
 
     def evaluate(self, x: Array, y: Array) -> tuple[float, int]:
         """The sum of the samples' losses, in float64, and how many are classified right (0 for mse)."""

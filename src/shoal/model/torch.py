@@ -1,12 +1,12 @@
 """A PyTorch module in the place of a net of shoal's layers: its tensors become views of the flat buffers.
 
     layout     trained parameters | statistics: buffers (running statistics) and parameters that are frozen
-    step       p.data and buffers are views of the weights; after a step p.grad is a view of the gradient
+    step       p.data and buffers are views of the weights; p.grad is the gradient's piece, or a view of the gradient
 
-A step begins with p.grad as None, so that autograd hands over the gradient it has made; it is put into the view at
-once, while it is in the cache, which costs less than clearing the view first and adding to it. A parameter without a
-gradient gets zeros. Buffers of whole numbers or truth values are float32 in the layout, averaged as all statistics,
-and rounded to what they are.
+A step begins with p.grad as None, so that autograd hands over the gradient it has made. The local step reads it where
+it is. Where the gradient must be whole, it is put into the view at once, while it is in the cache, which costs less
+than clearing the view first and adding to it. A parameter without a gradient gets zeros. Buffers of whole numbers or
+truth values are float32 in the layout, averaged as all statistics, and rounded to what they are.
 
 The generators that dropout and the like draw from are seeded before each step by the position of its first sample,
 so the same learners give the same bits on any ranks.
@@ -29,7 +29,7 @@ from shoal.backend import ALIGNMENT_BYTES, Array, Backend, address
 from shoal.data import generators
 from shoal.data.keyed import raw
 from shoal.errors import InputError
-from shoal.model.flat import Layout, Shape
+from shoal.model.flat import Layout, Piece, Shape
 from shoal.model.module import Buffer, buffers, declared
 from shoal.model.trainable import ModelData, OwnModel
 
@@ -50,6 +50,7 @@ class Binding:
     whole: numbers in the layout beside the array that holds them as what they are."""
 
     values: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    gradient: Array | None
     gradients: dict[torch.Tensor, torch.Tensor]
     whole: tuple[tuple[Array, Array], ...]
 
@@ -72,8 +73,10 @@ class Model(OwnModel):
         self.module, self._loss, self.loss_name = module, *_find_loss(loss)
         self._channels_last = channels == "last"
         self._tensors: dict[str, torch.Tensor] = {}
+        self._trained: tuple[tuple[slice, torch.Tensor], ...] = ()
         self._buffers: list[Buffer] = []
         self._binding: Binding | None = None
+        self._whole_gradient = True
         self._hooks: list[Any] = []
         self._was_training = module.training
 
@@ -93,8 +96,12 @@ class Model(OwnModel):
         for name, view in self.layout.views(self._initial).items():
             view[...] = self._tensors[name].detach().cpu().numpy()
         self._check_fit(data)
-        trained = (self._tensors[one.name] for one in self.layout.tensors if one.kind != "statistic")
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._put) for parameter in trained]
+        self._trained = tuple(
+            (slice(one.offset, one.offset + one.size), self._tensors[one.name])
+            for one in self.layout.tensors
+            if one.kind != "statistic"
+        )
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._put) for _, parameter in self._trained]
 
     def release(self) -> None:
         for hook in self._hooks:
@@ -103,7 +110,7 @@ class Model(OwnModel):
         for tensor in self._tensors.values():
             tensor.data = tensor.data.clone()
             tensor.grad = None
-        self._binding = None
+        self._binding, self._trained = None, ()
         self.module.train(self._was_training)
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
@@ -163,6 +170,7 @@ class Model(OwnModel):
         spans = self._whole_spans()
         binding = Binding(
             tuple((self._tensors[name], view) for name, view in self._as_they_are(values).items()),
+            gradient,
             {self._tensors[name]: view for name, view in gradients.items()},
             tuple((measured[slice(*spans[dtype])], array) for dtype, array in self._whole.items()),
         )
@@ -176,10 +184,10 @@ class Model(OwnModel):
                 tensor.data = view
             self._binding = binding
 
-    def gradient(self, x: Array, y: Array, position: int = 0) -> float:
-        assert self._binding is not None
+    def gradient(self, x: Array, y: Array, position: int = 0, whole: bool = True) -> float:
+        self._whole_gradient = whole
         generators.seed((self._step_word + position) % _WORDS)
-        for parameter in self._binding.gradients:
+        for _, parameter in self._trained:
             parameter.grad = None
         self._enter(True)
         try:
@@ -194,11 +202,21 @@ class Model(OwnModel):
                 f"{y.shape}: {_said(error)}"
             ) from error
         self._proven = True
-        for parameter, view in self._binding.gradients.items():
+        for _, parameter in self._trained:
             if parameter.grad is None:
-                parameter.grad = view.zero_()
+                parameter.grad = torch.zeros_like(parameter)
+                self._put(parameter)
         self._leave()
         return loss.item()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """As the native one; a trained parameter each, unless the gradient is whole."""
+        assert self._binding is not None
+        if self._whole_gradient:
+            assert self._binding.gradient is not None
+            return [(slice(0, self.layout.parameters), self._binding.gradient)]
+        return [(at, self._flat(_dense(parameter.grad))) for at, parameter in self._trained]
 
     def evaluate(self, x: Array, y: Array) -> tuple[float, int]:
         outputs, targets = self._outputs(x), _tensor(y)
@@ -251,12 +269,11 @@ class Model(OwnModel):
             self.backend.xp.copyto(array, self.backend.xp.rint(numbers), casting="unsafe")
 
     def _put(self, parameter: torch.Tensor) -> None:
-        """The gradient that autograd has made into its view, which takes its place."""
-        assert self._binding is not None
-        view, made = self._binding.gradients[parameter], parameter.grad
-        assert made is not None
-        view.copy_(made if made.layout == torch.strided else made.to_dense())
-        parameter.grad = view
+        """The gradient that autograd has made into its view, which takes its place, if it must be whole."""
+        if self._whole_gradient:
+            assert self._binding is not None
+            view = self._binding.gradients[parameter]
+            parameter.grad = view.copy_(_dense(parameter.grad))
 
     def _leave(self) -> None:
         """Keep the buffers that the step has moved, those too that it has replaced."""
@@ -264,6 +281,12 @@ class Model(OwnModel):
             buffer.settle()
         for numbers, array in self._binding.whole if self._binding else ():
             self.backend.xp.copyto(numbers, array, casting="unsafe")
+
+    def _flat(self, tensor: torch.Tensor) -> Array:
+        """The same memory as a flat array."""
+        xp = self.backend.xp
+        array: Array = tensor.numpy() if xp is np else xp.from_dlpack(tensor)
+        return array.reshape(-1)
 
     def _input(self, x: Array) -> torch.Tensor:
         samples = _tensor(x)
@@ -304,6 +327,12 @@ def _find_loss(loss: str | Loss) -> tuple[Loss, str]:
         raise InputError("the loss has parameters, which would not be trained; put them in the module")
     named = (name for name, (function, kind) in _LOSSES.items() if loss is function or type(loss) is kind)
     return loss, next(named, OwnModel.loss_name)
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor:
+    """As a tensor that has all its numbers: those of an embedding may have a few rows."""
+    assert gradient is not None
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def _shared(array: Array) -> torch.Tensor:

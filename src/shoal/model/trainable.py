@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from shoal.backend import Array, Backend
-from shoal.model.flat import Layout, Shape
+from shoal.model.flat import Layout, Piece, Shape
 
 
 class Trainable(Protocol):
@@ -23,7 +23,10 @@ class Trainable(Protocol):
 
     def use(self, binding: Any) -> None: ...
 
-    def gradient(self, x: Array, y: Array, position: int = 0) -> float: ...
+    def gradient(self, x: Array, y: Array, position: int = 0, whole: bool = True) -> float: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
 
     def evaluate(self, x: Array, y: Array) -> tuple[float, int]: ...
 

@@ -5,7 +5,8 @@
 
 The first step is taken at the anchor itself, which no learner writes, and the last one writes the contribution
 rather than w; so with K = 1 a learner passes over its parameters once. Running statistics of batch norm, which move
-with every step, are the learner's own from the start.
+with every step, are the learner's own from the start. A step goes piece by piece where the model has its gradient in
+pieces: they need not be put together first.
 
 With K = 1 a learner may leave its step to the reduction (averaging.py), where what it reads of each learner is in
 memory anyway: it brings g, and the result has the same bits. And with K = 1 and beta > 0 the gradients are averaged,
@@ -90,11 +91,12 @@ class LocalSGD:
         xp, layout, anchor = self._backend.xp, self.model.layout, state.anchor
         measured = slice(layout.parameters, layout.size)
         xp.copyto(self._weights[measured], anchor[measured])
+        whole = by.gradients or shares_gradient(self._options, at.steps)
         weights, loss = anchor, 0.0
         position = state.position + learner * at.batch
         for step in range(at.steps):
             self._use(weights, out)
-            loss += self._gradient(position, at, out[: layout.parameters])
+            loss += self._gradient(position, at, out[: layout.parameters], whole)
             if not by.gradients:
                 self._step(state, step, by, out)
             weights = self._weights
@@ -111,16 +113,17 @@ class LocalSGD:
         if len(self._bindings) == _KEPT_BINDINGS:
             self._bindings.clear()
         gradient = out[: self.model.layout.parameters]
+        out[gradient.size :].fill(0)  # the gaps of the momentum, which no piece covers
         binding = self.model.bind(self._backend.read_only(weights), gradient, self._weights)
         self._bindings[key] = (binding, weights, out)  # which keep their ids
 
-    def _gradient(self, position: int, at: Settings, gradient: Array) -> float:
-        """The mean loss of the samples at [position, +B); `gradient`, which the model is bound to, becomes its
-        gradient."""
-        # A learner's next batch, in the next round too, is one stride on; so is each piece of it.
+    def _gradient(self, position: int, at: Settings, gradient: Array, whole: bool) -> float:
+        """The mean loss of the samples at [position, +B); the model has their gradient, which is in `gradient`, where
+        it is bound to, if that is to be `whole`."""
+        # A learner's next batch, in the next round too, is one stride on; so is each micro-batch of it.
         stride, batch = at.learners * at.batch, at.batch
         if self._total is None or batch <= self._options.micro_batch:
-            return self.model.gradient(*self._batches.training(position, batch, position + stride), position)
+            return self.model.gradient(*self._batches.training(position, batch, position + stride), position, whole)
         xp, total, loss = self._backend.xp, self._total, 0.0
         total.fill(0)
         for size in micro_batches(batch, self._options.micro_batch):
@@ -134,22 +137,25 @@ class LocalSGD:
         return loss
 
     def _step(self, state: State, k: int, by: Numbers, out: Array) -> None:
-        """Local step k by the gradient in `out`: the first leaves the anchor, the last makes the contribution."""
+        """Local step k by the model's gradient: the first leaves the anchor, the last makes the contribution."""
         options, layout, last = self._options, self.model.layout, k == by.steps - 1
         trained = slice(0, layout.parameters)
-        anchor, own, gradient = state.anchor[trained], self._weights[trained], out[trained]
+        anchor, own, brought = state.anchor[trained], self._weights[trained], out[trained]
         momenta = out[layout.size :]
         if shares_gradient(options, by.steps):
-            self._decay(anchor, gradient)
+            self._decay(anchor, brought)
             momenta.fill(0)
             return
         start = end = (own, self._momentum)
         if k == 0:
             start = (anchor, state.momentum if options.local_momentum else None)
         if last:
-            end = (gradient, momenta if momenta.size else self._momentum)
-        step = kernels.LocalStep(by.rate, options.local_momentum, options.nesterov, options.weight_decay, self._decayed)
-        kernels.local_step(self._backend.xp, start, gradient, end, step, anchor if last else None)
+            end = (brought, momenta if momenta.size else self._momentum)
+        for at, gradient in self.model.pieces:
+            decayed = min(max(self._decayed - at.start, 0), gradient.size)
+            step = kernels.LocalStep(by.rate, options.local_momentum, options.nesterov, options.weight_decay, decayed)
+            origin = anchor[at] if last else None
+            kernels.local_step(self._backend.xp, _part(start, at), gradient, _part(end, at), step, origin)
 
     def _decay(self, weights: Array, gradient: Array) -> None:
         """g <- g + weight_decay*w, where the gradients are averaged and the step is taken once."""
@@ -157,3 +163,9 @@ class LocalSGD:
             xp, decayed = self._backend.xp, slice(0, self._decayed)
             work = xp.multiply(weights[decayed], self._options.weight_decay, out=self._weights[decayed])
             xp.add(gradient[decayed], work, out=gradient[decayed])
+
+
+def _part(pair: tuple[Array, Array | None], at: slice) -> tuple[Array, Array | None]:
+    """Weights and momentum of one piece."""
+    weights, momentum = pair
+    return weights[at], None if momentum is None else momentum[at]
