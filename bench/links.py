@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def wrapped(hosts: TwoHosts, per_host: int, command: list[str]) -> list[str]:
 def measure(folder: Path, link: str, repeats: int) -> None:
     """One link: a file for each layout and net."""
     library, gbit = loaded(), LINKS[link]
-    with TwoHosts(link if gbit else OPEN, BURSTS[link]) as hosts:
+    with TwoHosts(link if gbit else OPEN, BURSTS[link]) as hosts, tempfile.TemporaryDirectory() as own:
         for layout, (per_host, ranks) in LAYOUTS.items():
             for net in NETS:
                 out = folder / f"{link}_{layout}_{net}"
@@ -63,7 +64,7 @@ def measure(folder: Path, link: str, repeats: int) -> None:
                 script += ["--ranks", ranks, "--repeats", str(repeats), "--rounds", str(NETS[net]), "--out", str(out)]
                 script += ["--link-gbit", str(gbit)] if gbit else []
                 command = [str(find_mpiexec(library)), "-n", str(2 * per_host), sys.executable, "-m", "shoal", "script"]
-                environ = {**environment(library, os.environ, folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
+                environ = {**environment(library, os.environ, Path(own)), "OMPI_MCA_mpi_yield_when_idle": "1"}
                 subprocess.run(
                     wrapped(hosts, per_host, [*command, "--", *script]), env=environ, timeout=LIMIT_S, check=True
                 )
