@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
 
-.PHONY: help venv demo test test-torch lint unit mpi program test-slurm golden bench bench-peers clean
+.PHONY: help venv demo test test-torch lint unit mpi program test-slurm golden bench bench-peers validate-predictor clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ bench: $(READY)  ## allreduce beside Open MPI, MPICH, Gloo and the memory floor;
 	$(BIN)/python bench/step.py
 	$(BIN)/python bench/nets.py
 	$(SHOAL) launch -n 4 bench/reserve.py
+
+validate-predictor: $(READY)  ## shoal predict beside published allreduces and training, scales left out of the fit
+	$(BIN)/python bench/predictor.py
 
 bench-peers: .venv-mpich/.ready .venv-gloo/.ready  ## the environments of MPICH and of torch with Gloo, for make bench
 

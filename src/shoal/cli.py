@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,23 +10,10 @@ from typing import Any, NoReturn
 import click
 
 import shoal
-from shoal import errors
+from shoal import cli_scaling, errors
+from shoal.cli_options import FILE, brace, costs, set_option
 
-
-class _Path(click.Path):
-    """A path that is not empty: Path("") would be the current folder."""
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if not os.fspath(value):
-            self.fail("it is empty; name a file or a folder", param, ctx)
-        return Path(value)
-
-
-_FILE = _Path()
-_set = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. averaging.momentum=0.5."
-)
-_out = click.option("--out", type=_FILE, help="The run directory. Default: runs/NAME.")
+_out = click.option("--out", type=FILE, help="The run directory. Default: runs/NAME.")
 _resume = click.option("--resume", is_flag=True, help="Go on with the run that the directory holds, if it holds one.")
 
 
@@ -45,13 +31,6 @@ class _Starting(click.Command):
 @click.version_option(shoal.__version__, prog_name="shoal")
 def commands() -> None:
     """Elastic data-parallel training on MPI ranks."""
-
-
-def _brace() -> None:
-    """In a rank, before the imports that take their time."""
-    from shoal.comm.lifeline import brace
-
-    brace(launched=any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")))
 
 
 def main() -> NoReturn:
@@ -76,11 +55,11 @@ def main() -> NoReturn:
 @click.option("-n", "ranks", type=click.IntRange(1), default=1, show_default=True, help="Ranks to start.")
 @click.option("--ulfm", is_flag=True, help="Open MPI: start with fault tolerance.")
 @click.option("--mpiexec", "extra", multiple=True, metavar="ARG", help="One more argument for mpiexec.")
-@_set
+@set_option
 @_out
 @_resume
 @click.option("--restarts", type=click.IntRange(0), default=0, help="Resume so often if the job ends before the run.")
-@click.argument("target", type=_FILE)
+@click.argument("target", type=FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(
     target: Path, ranks: int, ulfm: bool, extra: tuple[str, ...], overrides: tuple[str, ...], out: Path | None,
@@ -93,15 +72,15 @@ def launch(
 
 
 @commands.command()
-@_set
+@set_option
 @_out
 @_resume
 @click.option("--width", type=int, default=0, hidden=True)
 @click.option("--joins", is_flag=True, hidden=True)
-@click.argument("config", type=_FILE)
+@click.argument("config", type=FILE)
 def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, width: int, joins: bool) -> None:
     """Be one rank of a run; mpiexec, srun or jsrun starts `python -m shoal train CONFIG`."""
-    _brace()
+    brace()
     from shoal.jobs import rank
 
     if joins:
@@ -110,12 +89,12 @@ def train(config: Path, overrides: tuple[str, ...], out: Path | None, resume: bo
 
 
 @commands.command(cls=_Starting)
-@click.option("--stop-file", type=_FILE, hidden=True)
-@click.argument("target", type=_FILE, metavar="SCRIPT")
+@click.option("--stop-file", type=FILE, hidden=True)
+@click.argument("target", type=FILE, metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> None:
     """Be one rank of a script that uses the Python API."""
-    _brace()
+    brace()
     from shoal.jobs import rank
 
     rank.script(target, arguments, stop_file)
@@ -124,14 +103,14 @@ def script(target: Path, arguments: tuple[str, ...], stop_file: Path | None) -> 
 @commands.command()
 @click.option("-n", "ranks", type=click.IntRange(1), help="Start so many ranks; left out: be a rank of this job.")
 @_out
-@click.argument("path", type=_FILE, metavar="SWEEP")
+@click.argument("path", type=FILE, metavar="SWEEP")
 def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
     """A grid of configs and seeds, packed on the ranks; goes on where it was interrupted."""
     if ranks:
         from shoal.jobs import start
 
         return start.start_sweep(path, ranks, out)
-    _brace()
+    brace()
     from shoal.jobs import rank
 
     return rank.sweep(path, out)
@@ -139,7 +118,7 @@ def sweep(path: Path, ranks: int | None, out: Path | None) -> int:
 
 @commands.command()
 @click.option("--learners", type=click.IntRange(0), help="So many learners from now on; 0: as the schedule says.")
-@click.argument("directory", type=_FILE)
+@click.argument("directory", type=FILE)
 @click.argument("ranks", type=click.IntRange(0), required=False)
 def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
     """Let the run that is at work in DIRECTORY go on with RANKS ranks at most; 0: with all.
@@ -151,10 +130,12 @@ def resize(directory: Path, ranks: int | None, learners: int | None) -> None:
 
 
 @commands.command()
-@_set
+@set_option
 @click.option("-n", "ranks", type=click.IntRange(1), help="Ranks of the job. Default: as many as learners at most.")
-@click.argument("config", type=_FILE)
-def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> None:
+@click.option("--machine", help="Also the predicted cost of each stage there.")
+@costs
+@click.argument("config", type=FILE)
+def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None, machine: str | None, **given: Any) -> None:
     """The dry run: stages, rounds, rates, steps and ranks. Trains nothing."""
     from rich.console import Console
 
@@ -166,20 +147,29 @@ def schedule(config: Path, overrides: tuple[str, ...], ranks: int | None) -> Non
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for part in forecast_table(options, open_set(options.data, options.seed), ranks or 0):
         console.print(part)
+    if machine is not None:
+        from shoal.jobs import predictions
+
+        for part in predictions.schedule_costs(machine, options, predictions.Options(ranks=[ranks or 0], **given)):
+            console.print(part)
 
 
 @commands.command()
-@click.option("-o", "--output", type=_FILE, required=True, help="The figure to write (.png, .pdf, .svg).")
+@click.option("-o", "--output", type=FILE, required=True, help="The figure to write (.png, .pdf, .svg).")
 @click.option("--schedules", is_flag=True, help="Schedules paper-I .. paper-V: a column for each mu.")
 @click.option("--target", type=float, help="With --schedules: also the serial steps to this accuracy, e.g. 0.97.")
-@click.argument("directories", nargs=-1, required=True, type=_FILE)
-def plot(directories: tuple[Path, ...], output: Path, schedules: bool, target: float | None) -> None:
+@click.option("--scaling", is_flag=True, help="Files of shoal bench scaling: throughput and efficiency against ranks.")
+@click.argument("directories", nargs=-1, required=True, type=FILE)
+def plot(directories: tuple[Path, ...], output: Path, schedules: bool, target: float | None, scaling: bool) -> None:
     """Accuracy and loss against epochs, serial steps and learner-steps; learners below."""
     from shoal.report.claims import by_schedule
     from shoal.report.plot import plot_runs, plot_schedules
+    from shoal.report.plot_scaling import plot_scaling
     from shoal.report.runs import group_runs, load_runs
 
-    if schedules:
+    if scaling:
+        written = plot_scaling(directories, output)
+    elif schedules:
         written = plot_schedules(by_schedule(group_runs(load_runs(directories))), output, target)
     else:
         written = plot_runs(directories, output)
@@ -190,7 +180,7 @@ def plot(directories: tuple[Path, ...], output: Path, schedules: bool, target: f
 @click.option("--target", type=float, help="Also the cost to this accuracy, e.g. 0.97.")
 @click.option("--format", "style", type=click.Choice(["table", "markdown", "json"]), default="table")
 @click.option("--claims", is_flag=True, help="Which of the paper's claims hold (schedules paper-I .. paper-V).")
-@click.argument("directories", nargs=-1, required=True, type=_FILE)
+@click.argument("directories", nargs=-1, required=True, type=FILE)
 def compare(directories: tuple[Path, ...], target: float | None, style: str, claims: bool) -> None:
     """Runs side by side, over seeds: accuracy, cost, cost to a target."""
     from shoal.report import tables
@@ -210,9 +200,9 @@ def compare(directories: tuple[Path, ...], target: float | None, style: str, cla
 
 @commands.command()
 @click.option(
-    "-o", "--output", type=_FILE, required=True, help="model.npz, model.safetensors or model.pt (a state_dict)"
+    "-o", "--output", type=FILE, required=True, help="model.npz, model.safetensors or model.pt (a state_dict)"
 )
-@click.argument("directory", type=_FILE)
+@click.argument("directory", type=FILE)
 def export(directory: Path, output: Path) -> None:
     """The trained parameters by name, from a run's newest checkpoint."""
     from shoal.report.export import export as write
@@ -221,7 +211,7 @@ def export(directory: Path, output: Path) -> None:
 
 
 @commands.command()
-@click.argument("directory", type=_FILE)
+@click.argument("directory", type=FILE)
 def digest(directory: Path) -> None:
     """sha256 of the anchor and the velocity of a run's newest checkpoint."""
     from shoal.report.export import digest as compute
@@ -230,7 +220,7 @@ def digest(directory: Path) -> None:
 
 
 @commands.command()
-@click.option("--root", type=_FILE, default=Path("data"), show_default=True, help="Where to unpack.")
+@click.option("--root", type=FILE, default=Path("data"), show_default=True, help="Where to unpack.")
 @click.argument("name", type=click.Choice(["cifar10"]))
 def data(name: str, root: Path) -> None:
     """Download a data set from its official site, with a checksum."""
@@ -241,8 +231,8 @@ def data(name: str, root: Path) -> None:
 
 _JOB = (
     click.argument("machine"),
-    click.argument("config", type=_FILE),
-    _set,
+    click.argument("config", type=FILE),
+    set_option,
     _out,
     click.option("-n", "--ranks", type=click.IntRange(1), help="Default: as many as learners at most."),
     click.option("--learners-per-rank", type=click.IntRange(1), default=1, help="To start fewer ranks than learners."),
@@ -258,6 +248,7 @@ _JOB = (
     click.option(
         "--recovery", is_flag=True, default=None, help="Ranks outlive a rank: the launcher must not end them."
     ),
+    click.option("--bench", type=click.Choice(["scaling"]), help="Instead of training, how it scales."),
     click.option("--name", help="Of the job. Default: the config's."),
     click.option("-A", "--account"),
     click.option("-q", "--queue", help="Or partition."),
@@ -302,7 +293,7 @@ def submit(**options: Any) -> None:
 
 
 @commands.command()
-@click.argument("directory", type=_FILE)
+@click.argument("directory", type=FILE)
 def status(directory: Path) -> None:
     """What the scheduler says of the job in a run directory, and how far the run is."""
     from shoal.jobs.submit import status as lines
@@ -312,7 +303,7 @@ def status(directory: Path) -> None:
 
 
 @commands.command()
-@click.argument("directory", type=_FILE)
+@click.argument("directory", type=FILE)
 def cancel(directory: Path) -> None:
     """End the job in a run directory; its ranks save a checkpoint if the scheduler leaves them the time."""
     from shoal.jobs.submit import cancel as end
@@ -336,3 +327,7 @@ def info() -> None:
 
     for line in start.info():
         click.echo(line)
+
+
+for _command in (cli_scaling.predict, cli_scaling.calibrate, cli_scaling.bench):
+    commands.add_command(_command)

@@ -48,8 +48,9 @@ def _item(value: Any, part: str) -> Any:
 def _explain_unknown(key: str, path: list[str], source: str, shape: Shape) -> str:
     section: Any = shape.kind
     for part in path:
-        section = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, shape.item)
-        section = section if isinstance(section, type) and issubclass(section, Struct) else shape.item
+        found = {f.name: f.type for f in msgspec.structs.fields(section)}.get(part, shape.item)
+        kinds = (found, *get_args(found))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), shape.item)
     known = list(section.__struct_fields__)
     close = difflib.get_close_matches(key, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"

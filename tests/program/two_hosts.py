@@ -30,10 +30,11 @@ def _ip(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class TwoHosts:
-    """In a `with` block there are the hosts h1 and h2, joined by a link of `rate` (as tc writes it)."""
+    """In a `with` block there are the hosts h1 and h2, joined by a link of `rate` (as tc writes it), which lets `burst`
+    pass at once."""
 
-    def __init__(self, rate: str) -> None:
-        self._rate = rate
+    def __init__(self, rate: str, burst: str = "256kb") -> None:
+        self._rate, self._burst = rate, burst
         self._spaces = [f"shoal-{os.getpid()}-{name}" for name in NAMES]
         self._folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
         self.agent = self._folder / "agent"
@@ -84,6 +85,7 @@ class TwoHosts:
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "link0")
             _ip("-n", space, "link", "set", "link0", "up")
             shape = (
-                f"ip netns exec {space} tc qdisc replace dev link0 root tbf rate {self._rate} burst 256kb latency 50ms"
+                f"ip netns exec {space} tc qdisc replace dev link0 root tbf rate {self._rate} "
+                f"burst {self._burst} latency 50ms"
             )
             subprocess.run(shape.split(), capture_output=True, check=True)

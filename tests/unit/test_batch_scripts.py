@@ -298,3 +298,11 @@ def test_a_storm_of_warnings_does_not_hide_how_the_launcher_ended(tmp_path: Path
             time.sleep(0.002)
         output, _ = process.communicate()
         assert process.returncode == 99 and "stopped with status 99" in output, output
+
+
+@pytest.mark.parametrize("name", ["summit", "frontier", "slurm-generic", "lsf-generic", "local"])
+def test_a_job_may_measure_how_training_scales(name: str) -> None:
+    batch = job(name, bench="scaling", ranks=8)
+    text = render(batch)
+    assert "-m shoal bench scaling" in text and "-m shoal train" not in text and "shoal launch" not in text
+    assert parse(text, name) == batch

@@ -1,7 +1,8 @@
 """The allreduce algorithms by name: which keep the canonical order, and what each sends.
 
-All are called alike (`setting.Allreduce`), and are made once for a `Setting`. `hierarchical` works in the shared
-memory of nodes, so the reducer makes it (hierarchical.py).
+All are called alike (`setting.Allreduce`), and are made once for a `Setting`. `hierarchical` and `shared` work in the
+shared memory of nodes, so the reducer makes them (strategies.py). What a node's pass over its memory moves and what a
+hand-over of the state sends is counted here too: `tuning`, predictions and benchmarks read the same formulas.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shoal.comm.setting import Allreduce, Fold, Setting, slices
 from shoal.comm.tree import blocks, cover
 from shoal.comm.unordered import Native, Nothing, Rabenseifner, RecursiveDoubling, Ring
 
-__all__ = ["KEEPS_ORDER", "TAKES_WIRE", "Cost", "Exchange", "Setting", "cost", "make", "slices"]
+__all__ = ["KEEPS_ORDER", "TAKES_WIRE", "Cost", "Exchange", "Setting", "cost", "hand_over", "make", "on_node", "slices"]
 
 KEEPS_ORDER = {
     "hierarchical": True,
@@ -64,6 +65,18 @@ def cost(name: str, learners: int, nodes: Sequence[int], size: int) -> Cost:
     if ranks == 1 or name == "none":
         return Cost(0, 0, 0, 0)
     return _COSTS[name](learners, nodes, size)
+
+
+def on_node(ranks: int, size: int) -> Cost:
+    """The pass of `ranks` of one node over their shared memory, between two barriers: each reads its slice of all their
+    sums, of the anchor and the velocity, and writes the last two. numbers: those that a rank moves."""
+    return Cost(2 if ranks > 1 else 0, 0, size * (ranks + 4) / ranks, 0)
+
+
+def hand_over(holders: int, size: int) -> Cost:
+    """`size` numbers from one rank to `holders` others on nodes of their own, by a binomial tree."""
+    steps = holders.bit_length()
+    return Cost(steps, steps, size * steps, size * steps)
 
 
 def _ring(learners: int, nodes: Sequence[int], size: int) -> Cost:

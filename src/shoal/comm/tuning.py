@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from shoal.backend import Backend
-from shoal.comm.algorithms import KEEPS_ORDER, TAKES_WIRE, cost
+from shoal.comm.algorithms import KEEPS_ORDER, TAKES_WIRE, Cost, cost
 from shoal.comm.collectives import broadcast_bytes, gather
 from shoal.comm.transport import Subset, Transport
 from shoal.comm.world import World
@@ -27,15 +29,23 @@ _TRIES = 4
 _WIRE_BYTES = {"float32": None, "float16": 2, "bfloat16": 2}
 
 
-@dataclass(frozen=True)
-class Links:
-    """What it costs to send: the latency of a step, one more message in a step, a byte between ranks of a node, and
-    a byte that leaves a node (all its ranks together). Where nothing was measured these are of a usual cluster."""
+class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it costs to send. Where nothing was measured these are of a usual cluster."""
 
-    step_s: float = 20e-6
-    message_s: float = 3e-6
-    byte_s: float = 0.2e-9
-    crossing_byte_s: float = 1e-9
+    step_s: Annotated[float, Meta(ge=0)] = 20e-6
+    """the latency of a step"""
+    message_s: Annotated[float, Meta(ge=0)] = 3e-6
+    """one more message in a step"""
+    byte_s: Annotated[float, Meta(ge=0)] = 0.2e-9
+    """a byte between ranks of a node"""
+    crossing_byte_s: Annotated[float, Meta(ge=0)] = 1e-9
+    """a byte that leaves a node, all its ranks together"""
+
+    def seconds(self, spent: Cost, item_bytes: int) -> float:
+        """The time of what is sent, numbers of `item_bytes`."""
+        posted = max(0.0, spent.messages - spent.steps) * self.message_s
+        sent_s = (spent.numbers * self.byte_s + spent.crossing * self.crossing_byte_s) * item_bytes
+        return spent.steps * self.step_s + posted + sent_s
 
 
 @dataclass(frozen=True)
@@ -86,15 +96,12 @@ class Tuner:
     def time_s(self, name: str, place: Place, size: int, item_bytes: int) -> float:
         """The time that the algorithm would take, by the figures of the links."""
         spent = cost(name, place.learners, place.nodes or (1,) * place.ranks, size)
-        links, item_bytes = self.links or Links(), _WIRE_BYTES[self.wire] or item_bytes
-        posted = max(0.0, spent.messages - spent.steps) * links.message_s
-        sent_s = (spent.numbers * links.byte_s + spent.crossing * links.crossing_byte_s) * item_bytes
-        return spent.steps * links.step_s + posted + sent_s
+        return (self.links or Links()).seconds(spent, _WIRE_BYTES[self.wire] or item_bytes)
 
     def log(self, choice: Choice, place: Place, round: int) -> None:
         """Report what was chosen, at which place, from which figures."""
         if self.report is not None:
-            links = {} if self.links is None else {"links": asdict(self.links)}
+            links = {} if self.links is None else {"links": msgspec.structs.asdict(self.links)}
             self.report("algorithm", round=round, **asdict(choice), **asdict(place), **links)
 
     def _fits(self, name: str, place: Place) -> bool:
@@ -125,7 +132,7 @@ def measure(world: World) -> Links:
     rows = gather(world.transport, np.array(own).reshape(-1))
     links = b""
     if world.is_master:
-        links = msgspec.json.encode(asdict(_links(rows.reshape(-1, 2, 3), _lanes(world))))
+        links = msgspec.json.encode(_links(rows.reshape(-1, 2, 3), _lanes(world)))
     return msgspec.json.decode(broadcast_bytes(world.transport, links), type=Links)
 
 
@@ -175,4 +182,4 @@ def _links(rows: np.ndarray, lanes: int) -> Links:
     message_s = max(0.0, slowest[1] - slowest[0]) / (_BESIDE - 1)
     byte_s = max(0.0, near[2] - near[0]) / _LONG_BYTES
     crossing_byte_s = max(0.0, far[2] - far[0]) / (_LONG_BYTES * lanes)
-    return Links(slowest[0], message_s, byte_s, crossing_byte_s)
+    return Links(step_s=slowest[0], message_s=message_s, byte_s=byte_s, crossing_byte_s=crossing_byte_s)

@@ -108,5 +108,6 @@ def _mpiexec(batch: Batch) -> list[str]:
 
 def _rank(batch: Batch, command: str, *options: str) -> list[str]:
     spec = batch.spec
+    command = f"bench {spec.bench}" if spec.bench else command
     settings = [f"--set={shlex.quote(text)}" for text in spec.overrides]
     return [f'"$python" -m shoal {command}', *options, *settings, '--out="$run"', "--resume", shlex.quote(spec.config)]

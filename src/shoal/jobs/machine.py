@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shoal import config as configs
+from shoal.comm.network import Network
 from shoal.errors import InputError
 from shoal.jobs.times import parse_time
 
@@ -122,6 +123,7 @@ class Machine(_Table, frozen=True):
     request: Request = Request()
     staging: Staging = Staging()
     limits: Limits = Limits()
+    network: Network = Network()
 
 
 def names() -> list[str]:

@@ -35,6 +35,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
     """the run directory"""
     overrides: tuple[str, ...] = ()
     """section.key=value"""
+    bench: Literal["", "scaling"] = ""
+    """what is measured instead of a training: bench/scaling.py"""
     name: str
     ranks: int
     ranks_per_node: int

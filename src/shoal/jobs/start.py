@@ -93,6 +93,16 @@ def _launch(command: list[str], stop_file: Path | None, options: Options) -> int
     )
 
 
+def bench_script(name: str) -> Path:
+    """The program bench/NAME.py of the checkout that shoal runs from. Raises InputError where there is none."""
+    import shoal
+
+    path = Path(shoal.__file__).resolve().parents[2] / "bench" / f"{name}.py"
+    if not path.exists():
+        raise InputError(f"{path} is not there: benchmarks come with a checkout of shoal; install it (pip install -e)")
+    return path
+
+
 def start_sweep(path: Path, ranks: int, out: Path | None) -> int:
     """`start` for what must be a sweep. Raises InputError if it is not."""
     grid.read(path)
