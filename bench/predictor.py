@@ -57,9 +57,8 @@ def training(rows: Iterator[tuple[str, int, float, float, bool]]) -> bool:
     return sum(found) >= SHARE_MET * len(found)
 
 
-def at_scales(tables: tuple[Table, ...], wanted: list[str]) -> None:
+def at_scales(tables: tuple[Table, ...], scales: dict[str, list[int]]) -> None:
     """Print what the shipped parameters give."""
-    scales = {name: [int(n) for n in text.split(",")] for name, _, text in (one.partition("=") for one in wanted)}
     for table in tables:
         if table.system not in scales or table.form == "node":
             continue
@@ -72,12 +71,27 @@ def at_scales(tables: tuple[Table, ...], wanted: list[str]) -> None:
             print(f"{ranks:8}" + "".join(f"{1e6 * library.seconds(size, ranks, nodes):12.1f}" for size in table.sizes))
 
 
+def chosen(wanted: list[str], systems: set[str]) -> dict[str, list[int]]:
+    """Systems and their numbers of ranks, from SYSTEM=RANKS,... Raises ValueError."""
+    scales = {}
+    for text in wanted:
+        name, _, counts = text.partition("=")
+        if name not in systems or not all(count.isdigit() and int(count) for count in counts.split(",")):
+            raise ValueError(f"--scales {text!r} is not SYSTEM=RANKS,... with one of {', '.join(sorted(systems))}")
+        scales[name] = [int(count) for count in counts.split(",")]
+    return scales
+
+
 def main() -> int:
     """Print all; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scales", nargs="*", default=[], metavar="SYSTEM=RANKS,...")
     options = parser.parse_args()
     known = published()
+    try:
+        scales = chosen(options.scales, {table.system for table in known.allreduce if table.form != "node"})
+    except ValueError as error:
+        parser.error(str(error))
     fine = allreduces(known.allreduce)
     library = nccl_of_abci(known.allreduce)
     rows = (
@@ -85,7 +99,7 @@ def main() -> int:
         for row in known.training
     )
     fine &= training(rows)
-    at_scales(known.allreduce, options.scales)
+    at_scales(known.allreduce, scales)
     return 0 if fine else 1
 
 

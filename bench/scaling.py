@@ -23,7 +23,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import asdict
@@ -132,23 +132,52 @@ def rows(visits: Visits, options: argparse.Namespace, what: tuple[str, int, int]
     return made
 
 
+class Parser(argparse.ArgumentParser):
+    """Bad options are an InputError, the same on all ranks."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} -h", agreed=True) from None
+
+
+def count(text: str) -> int:
+    """A number from 1."""
+    if not (text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
 def numbers(text: str) -> list[int]:
+    """By commas, each once."""
+    return list(dict.fromkeys(map(count, text.split(","))))
+
+
+def modes(text: str) -> list[str]:
     """By commas."""
-    return [int(part) for part in text.split(",")]
+    if not {"weak", "strong"} >= {*text.split(",")}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not weak, strong or weak,strong")
+    return text.split(",")
+
+
+def rate(text: str) -> float:
+    """Above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no rate above 0")
+    return value
 
 
 def parse() -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(prog="shoal bench scaling", description=__doc__.splitlines()[0])
+    """The options. Raises InputError."""
+    parser = Parser(prog="shoal bench scaling", description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--ranks", type=numbers, help="default: 1, 2, 4, ... and all")
     parser.add_argument("--steps", type=numbers, help="K, several by commas; default: the config's")
-    parser.add_argument("--modes", default="weak,strong")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=10, help="of a visit, beside those left out")
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="of a node")
-    parser.add_argument("--link-gbit", type=float, help="between nodes, where it is known; for shoal calibrate")
+    parser.add_argument("--modes", type=modes, default="weak,strong")
+    parser.add_argument("--repeats", type=count, default=9)
+    parser.add_argument("--rounds", type=count, default=10, help="of a visit, beside those left out")
+    parser.add_argument("--cores", type=count, default=len(os.sched_getaffinity(0)), help="of a node")
+    parser.add_argument("--link-gbit", type=rate, help="between nodes, where it is known; for shoal calibrate")
     parser.add_argument("--out", type=Path, help="a directory, for scaling.jsonl")
     parser.add_argument("--resume", action="store_true", help="of no effect; batch scripts give it")
     return parser.parse_args()
@@ -165,13 +194,18 @@ def prepared(options: argparse.Namespace) -> tuple[configs.Config, int]:
     options.ranks = options.ranks or [*doubling, world]
     if not 1 <= min(options.ranks) <= max(options.ranks) <= world:
         raise InputError(f"--ranks {options.ranks} cannot be had: this job has {world}; start more, or give fewer")
-    options.modes = options.modes.split(",")
     uneven = [ranks for ranks in options.ranks if config.train.batch % ranks]
     if "strong" in options.modes and uneven:
         raise InputError(
             f"a batch of {config.train.batch} cannot be shared by {uneven[0]} ranks evenly, which strong scaling does; "
             "give another (--set train.batch=...), or --modes weak"
         )
+    if options.out is not None:  # now, not when all is measured
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "scaling.jsonl").open("a").close()
+        except OSError as error:
+            raise InputError(f"{options.out} cannot be written ({error.strerror}); give another --out") from None
     return config, world
 
 
@@ -191,7 +225,6 @@ def main() -> None:
         for row in found[-len(options.ranks) :]:
             print(json.dumps(row), flush=True)
     if found and options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in [header, *found])
         (options.out / "scaling.jsonl").write_text(lines, encoding="utf-8")
         (options.out / "DONE").touch()

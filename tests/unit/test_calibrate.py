@@ -90,6 +90,28 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
         calibrate(points([path]))
 
 
+@pytest.mark.parametrize(
+    ("line", "broken", "words"),
+    [
+        (0, {"config": "["}, "the config in .* is not TOML"),
+        (0, {"link_gbit": 0}, "link_gbit"),
+        (0, {"numbers": None}, "numbers"),
+        (1, {"round_ms": float("nan")}, "round_ms"),
+        (1, {"step_ms": 0}, "step_ms"),
+        (2, {"nodes": []}, "nodes"),
+        (2, {"ranks": 0}, "ranks"),
+    ],
+)
+def test_a_broken_line_is_refused(line: int, broken: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = bench(tmp_path, 64, None)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lines[line] |= broken
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    with pytest.raises(InputError, match=words) as raised:
+        points([path])
+    assert "\n" not in str(raised.value)
+
+
 def test_scaling_is_drawn(tmp_path: Path) -> None:
     path, figure = bench(tmp_path, 64, None), tmp_path / "scaling.png"
     header, *rows = map(json.loads, path.read_text().splitlines())
@@ -100,6 +122,10 @@ def test_scaling_is_drawn(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]))
     CliRunner().invoke(commands, ["plot", "--scaling", str(path), "-o", str(figure)], catch_exceptions=False)
     assert figure.stat().st_size > 10_000
+    for broken, words in (({"round_ms": 0}, "round_ms"), ({"mode": None}, "mode")):
+        path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows, rows[0] | broken]))
+        with pytest.raises(InputError, match=words):
+            CliRunner().invoke(commands, ["plot", "--scaling", str(path), "-o", str(figure)], catch_exceptions=False)
     path.write_text(json.dumps(header) + "\n")
     with pytest.raises(InputError, match="has no row of strong or weak scaling"):
         CliRunner().invoke(commands, ["plot", "--scaling", str(path), "-o", str(figure)], catch_exceptions=False)

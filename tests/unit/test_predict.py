@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +135,42 @@ def test_a_benchs_step_is_used_and_another_nets_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"step_ms": math.nan}, "`float` > 0.0"),
+        ({"step_ms": math.inf}, "`float` <= "),
+        ({"step_ms": "2"}, "got `str`"),
+        ({"batch": 0}, "`int` >= 1"),
+        ({"bench": "step"}, "the headers of several"),
+    ],
+)
+def test_a_benchs_broken_line_is_refused(broken: dict[str, Any], words: str, tmp_path: Path) -> None:
+    config = from_tree({}, "test")
+    path = bench_file(tmp_path, config)
+    header, row = path.read_text().splitlines()
+    path.write_text(header + "\n" + json.dumps({**json.loads(row), **broken}) + "\n")
+    with pytest.raises(InputError, match=words) as raised:
+        load_of(config, None, path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_networks_figures_are_finite(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (machine.FOLDER / "summit.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("step_s = 1.78e-06", "step_s = inf"))
+    with pytest.raises(InputError, match=r"links\.step_s = inf cannot be used"):
+        machine.load(str(path))
+
+
+def test_a_machine_without_nccls_allreduce_is_not_told_to_take_another_algorithm(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (machine.FOLDER / "slurm-generic.toml").read_text(encoding="utf-8")
+    path.write_text(text + '\n[network.nccl]\norigin = "a guess"\n')
+    with pytest.raises(InputError, match=r"no \[network.nccl.allreduce\].*needs; add it$"):
+        list(tables(str(path), DIGITS, Options(step_ms=1, buffers="nccl")))
+
+
+@pytest.mark.parametrize(
     ("where", "options", "words"),
     [
         ("local", Options(step_ms=1), "local has no parameters for MPI on host buffers"),
@@ -142,6 +180,10 @@ def test_a_benchs_step_is_used_and_another_nets_refused(tmp_path: Path) -> None:
         ("summit", Options(step_ms=1, ranks_per_node=1000), "1000 ranks a node cannot be"),
         ("summit", Options(step=Path("no.jsonl")), "cannot be read"),
         ("sumit", Options(step_ms=1), "did you mean summit"),
+        ("summit,", Options(step_ms=1), "'' is not a known machine"),
+        ("summit", Options(step_ms=math.nan), "a step of nan ms cannot be"),
+        ("summit", Options(step_ms=math.inf), "a step of inf ms cannot be"),
+        ("summit", Options(step_ms=1, weak=True, ranks=(6,), schedules=("paper-I",)), "so no --schedules"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(where: str, options: Options, words: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.errors import InputError, ShoalError
 from shoal.jobs import lsf, machine, slurm
+from shoal.jobs.command import run
 from shoal.jobs.render import render
 from shoal.jobs.spec import Batch, ask
 from shoal.jobs.submit import cancel, status, submit
@@ -108,6 +109,12 @@ def test_a_site_may_want_the_script_as_an_argument(commands: Path, tmp_path: Pat
     (commands / "bsub").write_text('#!/bin/sh\necho "Job <$#> is submitted to queue <batch>."\n')
     (commands / "bsub").chmod(0o755)
     assert lsf.submit(batch, tmp_path / "job.sh") == "1"
+
+
+def test_what_is_no_utf8_is_read(commands: Path) -> None:
+    (commands / "sbatch").write_text('#!/bin/sh\nprintf "caf\\351"\n')
+    (commands / "sbatch").chmod(0o755)
+    assert run(["sbatch"]) == (0, "caf\ufffd")
 
 
 @pytest.mark.parametrize(("scheduler", "name"), [(slurm, "sbatch"), (lsf, "bsub")])

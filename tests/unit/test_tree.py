@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
-from shoal.comm.tree import SubtreeSums, blocks, cover, joins, sum_scalars
+from shoal.comm.tree import SubtreeSums, blocks, cover, joins, push, sum_scalars
 
 FIXED = settings(derandomize=True, deadline=None)
 MOST = 17
@@ -54,6 +54,19 @@ def random_vectors(learners: int, size: int, seed: int = 0) -> list[np.ndarray]:
     return [
         (draw.standard_normal(size) * 10.0 ** draw.integers(-3, 4, size)).astype(np.float32) for _ in range(learners)
     ]
+
+
+def test_a_cover_is_what_pushing_learners_one_by_one_leaves() -> None:
+    for first in range(40):
+        for stop in range(first, 40):
+            pushed = list[tuple[int, int]]()
+            for learner in range(first, stop):
+                push(pushed, (0, learner), lambda left, _: (left[0] + 1, left[1] // 2), lambda vertex: vertex)
+            assert cover(range(first, stop)) == pushed
+
+
+def test_a_cover_of_ever_so_many_learners_takes_no_time() -> None:
+    assert cover(range(2**60 - 1, 2**61 + 1)) == [(0, 2**60 - 1), (60, 1), (0, 2**61)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000])

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from shoal.comm.tuning import Links
 
-Amount = Annotated[float, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,10 +25,13 @@ def blocks(learners: int, ranks: int) -> list[range]:
 
 def cover(block: range) -> list[Vertex]:
     """The fewest whole subtrees that cover a block, left to right."""
-    stack: list[Vertex] = []
-    for learner in block:
-        push(stack, (0, learner), lambda left, _: (left[0] + 1, left[1] // 2), lambda vertex: vertex)
-    return stack
+    found, start = list[Vertex](), block.start
+    while start < block.stop:
+        fits = (block.stop - start).bit_length() - 1
+        height = min(fits, (start & -start).bit_length() - 1) if start else fits
+        found.append((height, start >> height))
+        start += 1 << height
+    return found
 
 
 def push(stack: list[T], item: T, join: Callable[[T, T], T], vertex: Callable[[T], Vertex]) -> None:

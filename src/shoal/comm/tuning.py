@@ -32,13 +32,13 @@ _WIRE_BYTES = {"float32": None, "float16": 2, "bfloat16": 2}
 class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What it costs to send. Where nothing was measured these are of a usual cluster."""
 
-    step_s: Annotated[float, Meta(ge=0)] = 20e-6
+    step_s: Annotated[float, Meta(ge=0, le=1e9)] = 20e-6
     """the latency of a step"""
-    message_s: Annotated[float, Meta(ge=0)] = 3e-6
+    message_s: Annotated[float, Meta(ge=0, le=1e9)] = 3e-6
     """one more message in a step"""
-    byte_s: Annotated[float, Meta(ge=0)] = 0.2e-9
+    byte_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.2e-9
     """a byte between ranks of a node"""
-    crossing_byte_s: Annotated[float, Meta(ge=0)] = 1e-9
+    crossing_byte_s: Annotated[float, Meta(ge=0, le=1e9)] = 1e-9
     """a byte that leaves a node, all its ranks together"""
 
     def seconds(self, spent: Cost, item_bytes: int) -> float:

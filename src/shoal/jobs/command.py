@@ -21,7 +21,9 @@ def run(command: Sequence[str], stdin: Path | None = None) -> tuple[int, str]:
     """Exit status, and what it wrote, standard output first. InputError if there is no such command."""
     source = subprocess.DEVNULL if stdin is None else stdin.open("rb")
     try:
-        ended = subprocess.run(command, stdin=source, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        ended = subprocess.run(
+            command, stdin=source, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
+        )
     except FileNotFoundError:
         raise InputError(f"{command[0]} is not on PATH; run this where the scheduler's commands are") from None
     except subprocess.TimeoutExpired:

@@ -41,6 +41,8 @@ class Options:
 def tables(machines: str, path: Path, options: Options) -> Iterator[RenderableType]:
     """What to print; draws the figure if one is asked for. machines: names or files, by commas. Raises InputError."""
     config = configs.load(path, options.overrides)
+    if options.weak and options.schedules:
+        raise InputError("--weak has a learner on each rank, so no --schedules; leave one of them out")
     load = load_of(config, options.step_ms, options.step)
     sites = [site(name.strip(), options) for name in machines.split(",")]
     found = [one for place in sites for one in _predictions(config, load, place, options)]

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from shoal.comm.algorithms import KEEPS_ORDER
 from shoal.comm.network import Buffers, Network
@@ -26,7 +27,7 @@ from shoal.config import Config, parse_toml
 from shoal.config import from_tree as config_from_tree
 from shoal.errors import InputError
 from shoal.report.fitting import fit
-from shoal.report.load import read_bench
+from shoal.report.load import Count, Positive, StepRow, check_lines, read_bench
 from shoal.report.predict import Load, Site, round_of
 
 _GUESS = {
@@ -40,6 +41,23 @@ _GUESS = {
 _MESSAGE = 0.2
 """a further message beside others takes this share of a step's latency"""
 _STARTS = 12
+
+
+class _Header(Struct):
+    """What is read of a file's header."""
+
+    config: str
+    numbers: Count
+    link_gbit: Positive | None = None
+
+
+class _Row(StepRow):
+    """What is read of a weak row."""
+
+    steps: Count
+    nodes: Annotated[list[Count], Meta(min_length=1)]
+    algorithm: str
+    round_ms: Positive
 
 
 @dataclass(frozen=True)
@@ -75,9 +93,11 @@ def points(paths: Sequence[Path]) -> list[Point]:
         header, rows = read_bench(path)
         if header["bench"] != "scaling":
             raise InputError(f"{path} is of bench {header['bench']}, and calibration needs one of shoal bench scaling")
-        config = config_from_tree(parse_toml(header["config"]), str(path))
+        weak = [row for row in rows if row.get("mode") == "weak"]
+        check_lines(path, [header], _Header)
+        check_lines(path, weak, _Row)
+        config = _config(header["config"], path)
         link = header.get("link_gbit")
-        weak = [row for row in rows if row["mode"] == "weak"]
         alone = {row["steps"]: row for row in weak if row["ranks"] == 1}
         if not alone:
             raise InputError(f"{path} has no weak row of 1 rank, from which the step is taken; measure --ranks 1,...")
@@ -87,6 +107,13 @@ def points(paths: Sequence[Path]) -> list[Point]:
             at = (row["ranks"], max(row["nodes"]), row["steps"], row["algorithm"], 8e-9 / link if link else 0.0)
             found.append(Point(str(path), config, load, *at, 1e-3 * row["round_ms"]))
     return found
+
+
+def _config(text: str, path: Path) -> Config:
+    try:
+        return config_from_tree(parse_toml(text), str(path))
+    except ValueError:
+        raise InputError(f"the config in {path} is not TOML; name a file as a bench wrote it") from None
 
 
 def network(values: dict[str, float], link_byte_s: float, origin: str, error: float | None = None) -> Network:

@@ -10,12 +10,14 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from shoal.backend import numpy_backend
 from shoal.config import Config
@@ -26,6 +28,18 @@ from shoal.model import Model, build
 from shoal.report.intervals import Median
 from shoal.report.predict import Load
 from shoal.sgd.optimizer import contribution_size
+
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+Count = Annotated[int, Meta(ge=1)]
+_LONGEST_MS = 1e9
+
+
+class StepRow(Struct):
+    """What is read of a row that has a step's time."""
+
+    ranks: Count
+    batch: Count
+    step_ms: Positive
 
 
 @dataclass(frozen=True)
@@ -73,12 +87,15 @@ def load_of(config: Config, step_ms: float | None, bench: Path | None) -> Load:
         )
     if bench is None:
         assert step_ms is not None
+        if not 0 < step_ms <= _LONGEST_MS:
+            raise InputError(f"a step of {step_ms:g} ms cannot be; give the time of one learner's step (--step-ms)")
         return Load(1e-3 * step_ms, config.train.batch, found.numbers, found.state, found.samples)
     header, rows = read_bench(bench)
     check_net(bench, header, config, found)
     alone = [row for row in rows if row.get("ranks") == 1 and "step_ms" in row]
     if not alone:
         raise InputError(f"{bench} has no step of a rank alone; let the bench have 1 among its ranks")
+    check_lines(bench, alone, StepRow)
     batch = alone[0]["batch"]
     step_s = 1e-3 * statistics.median(row["step_ms"] for row in alone if row["batch"] == batch)
     return Load(step_s, batch, found.numbers, found.state, found.samples)
@@ -94,7 +111,21 @@ def read_bench(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise InputError(f"bench file {path} is not JSON lines; name one that a bench wrote") from None
     if not lines or "bench" not in lines[0] or "model" not in lines[0]:
         raise InputError(f"{path} has no header of shoal bench step or bench/scaling.py; name a file that one wrote")
+    if any("bench" in line for line in lines[1:]):
+        raise InputError(f"{path} has the headers of several benches; name their files one by one")
     return lines[0], lines[1:]
+
+
+def check_lines(path: Path, lines: Sequence[dict[str, Any]], kind: type[Struct]) -> None:
+    """Raises InputError where a line of a bench's file has not what `kind` says."""
+    for line in lines:
+        try:
+            msgspec.convert(line, kind)
+        except msgspec.ValidationError as error:
+            start = json.dumps(line)[:60]
+            raise InputError(
+                f"{path}: the line {start}... is of no use ({error}); name a file as a bench wrote it"
+            ) from None
 
 
 def check_net(path: Path, header: dict[str, Any], config: Config, found: Sizes) -> None:

@@ -6,11 +6,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from shoal.errors import InputError
 from shoal.report import style
-from shoal.report.load import read_bench
+from shoal.report.load import Count, Positive, check_lines, read_bench
 
 MODES = ("weak", "strong")
+
+
+class _Net(Struct):
+    net: str
+
+
+class _Header(Struct):
+    """What is drawn of a file's header."""
+
+    model: _Net
+    cpu: str
+    cores: int
+    blas: str
+
+
+class _Row(Struct):
+    """What is drawn of a row."""
+
+    mode: str
+    ranks: Count
+    steps: Count
+    round_ms: Positive
+    low_ms: Positive
+    high_ms: Positive
+    samples_s: Positive
+    oversubscribed: bool
+    repeats: int
+    coverage: float
+    base: int | None = None
+    efficiency: Positive | None = None
+    efficiency_low: Positive | None = None
+    efficiency_high: Positive | None = None
 
 
 def plot_scaling(paths: Sequence[Path], output: Path) -> Path:
@@ -22,6 +56,9 @@ def plot_scaling(paths: Sequence[Path], output: Path) -> Path:
     modes = [mode for mode in MODES if any(row.get("mode") == mode for _, _, rows in files for row in rows)]
     if not modes:
         raise InputError(f"{', '.join(map(str, paths))} has no row of strong or weak scaling; run shoal bench scaling")
+    for path, header, rows in files:
+        check_lines(path, [header], _Header)
+        check_lines(path, rows, _Row)
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=(max(6.0, 4.8 * len(modes)), 6.4))
         axes = figure.subplots(2, len(modes), sharex=True, sharey="row", height_ratios=(1.5, 1), squeeze=False)

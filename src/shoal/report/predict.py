@@ -189,9 +189,10 @@ def reduction(run: Run, numbers: int, site: Site, size: tuple[int, int]) -> tupl
     nodes, links = site.nodes(ranks), buffers.links
     if links is None or site.kind == "nccl" or run.algorithm == "native":
         if buffers.allreduce is None:
+            other = ", or take another algorithm (--set run.algorithm=auto)" if links and site.kind != "nccl" else ""
             raise InputError(
                 f"machine {site.name} has no [network.{site.kind}.allreduce], which a library's allreduce needs; add "
-                "it, or take another algorithm (--set run.algorithm=auto)"
+                f"it{other}"
             )
         sent_s = buffers.allreduce.seconds(ITEM_BYTES * numbers, ranks, len(nodes))
         return f"{site.kind} library", sent_s + _update_s(site, links, 1, numbers)
