@@ -13,6 +13,7 @@ import pytest
 
 from shoal.errors import BAD_INPUT, DONE, ERROR, STOPPED, TRY_AGAIN
 from shoal.jobs import restarts
+from shoal.jobs.launch import ONE_SIGNAL_S
 
 RANKS = 3
 LIMIT_S = 10.0
@@ -78,6 +79,7 @@ def test_who_asks_the_job_to_stop_is_not_answered_by_a_restart(tmp_path: Path, c
                 job.rank(rank).suspend()  # so that no reduction comes
         job.process.terminate()
         job.until(lambda: "SIGTERM" in job.output(), "the first signal")
+        time.sleep(ONE_SIGNAL_S)
         job.process.terminate()
         ended = job.end()
     assert "restart 1" not in ended.output
