@@ -123,11 +123,12 @@ def srun() -> Launcher:
 def limited(cluster: Cluster, mpiexec: Launcher) -> Submitted:
     """A job that has begun to train, and waits for the warning of its time limit.
 
-    Slurm looks every 30 s, so this comes first. Rank 0 is stopped until then: what is to be done takes a few seconds.
+    Slurm looks every 30 s, so this comes first. Rank 0 is stopped until then, which nobody takes for a fault here: what
+    is to be done takes a few seconds.
     """
     job = _submit(
         cluster, mpiexec, "limited", *SHRINKING, *_shape(ranks=2, nodes=1), "--time=2m", "--grace=85s",
-        "--after-limit=requeue",
+        "--after-limit=requeue", "--set=run.heartbeat_s=1000",
     )  # fmt: skip
     job.until(lambda: len(job.events("round")) > 4, "some rounds")
     master = job.rank(0)
