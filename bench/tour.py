@@ -1,7 +1,7 @@
 """Every growth and shrinkage by spawned ranks: `python bench/tour.py [--sizes 1 2 3 4 8] [--launch=--ulfm]`.
 
-A job starts with one rank. Its size is then changed from outside from each of the sizes to each other, twice in a row,
-each time when all ranks have come or gone. Then it is stopped, and trained to the same position without any of that, on
+A job starts with one rank. Its size is then changed from outside from each of the sizes to each other, twice, each
+time when all ranks have come or gone. Then it is stopped, and trained to the same position without any of that, on
 two ranks: both must have the same digest. Exit status 1 if they have not.
 """
 
@@ -22,6 +22,7 @@ import tomli_w
 
 import disturbed
 from disturbed import Job, Log
+from resize import sizes
 from shoal import environment
 from shoal.errors import STOPPED
 from shoal.record.recorder import WishFile
@@ -35,16 +36,6 @@ CONFIG: dict[str, Any] = {
 }
 LONG_EPOCHS = 100_000.0
 MOVE_S, END_S = 90.0, 60.0
-
-
-def every_change(sizes: list[int]) -> list[int]:
-    """A walk from the first size in which each follows each other one."""
-    tour, left = [sizes[0]], {(a, b) for a in sizes for b in sizes if a != b}
-    while left:
-        step = next(((a, b) for a, b in sorted(left) if a == tour[-1]), None)
-        tour.append(min(left)[0] if step is None else step[1])
-        left -= {(tour[-2], tour[-1])}
-    return tour
 
 
 def write_config(path: Path, learners: int, epochs: float, run: dict[str, Any]) -> Path:
@@ -94,8 +85,8 @@ def main() -> None:
     parser.add_argument("--launch", action="append", default=[], help="an option for shoal launch")
     options, load = parser.parse_args(), os.getloadavg()[0]
     disturbed.end_in_order()
-    tour, most = every_change(options.sizes), max(options.sizes)
-    tour = [*tour, *tour[tour[0] == tour[-1] :]]
+    kinds, most = len(options.sizes), max(options.sizes)
+    tour = [options.sizes[number - 1] for number in sizes(kinds, 2 * kinds * (kinds - 1) + 1)]
     folder = Path(tempfile.mkdtemp(prefix="shoal-tour-"))
     run, seen = folder / "run", Follower(Log(folder / "run" / "run.jsonl"))
     config = write_config(folder / "tour.toml", most, LONG_EPOCHS, {"provider": "spawn", "max_ranks": most})
