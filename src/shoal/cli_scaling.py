@@ -24,14 +24,10 @@ from shoal.cli_options import FILE, Counts, brace, costs, set_option
 @click.argument("config", type=FILE)
 def predict(machine: str, config: Path, schedules: str, **options: Any) -> None:
     """What CONFIG would take and cost on MACHINE, or on several by commas. Runs nothing."""
-    from rich.console import Console
-
     from shoal.jobs import predictions
 
     wanted = predictions.named_schedules(schedules)
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    for part in predictions.tables(machine, config, predictions.Options(schedules=wanted, **options)):
-        console.print(part)
+    _show(*predictions.tables(machine, config, predictions.Options(schedules=wanted, **options)))
 
 
 @click.command()
@@ -41,17 +37,23 @@ def predict(machine: str, config: Path, schedules: str, **options: Any) -> None:
 @click.argument("benches", nargs=-1, required=True, type=FILE, metavar="BENCH.jsonl...")
 def calibrate(benches: tuple[Path, ...], output: Path, base: Path | None, link_gbit: float | None) -> None:
     """Fit a machine's [network] to files of shoal bench scaling; prints what was fitted and how far each row is off."""
-    from rich.console import Console
-
     from shoal.report import calibrate as fits
     from shoal.report.costs import residual_table
 
     found = fits.calibrate(fits.points(benches))
     fits.write(found, output, base, link_gbit)
+    values = ", ".join(f"{name} = {value:.4g}" for name, value in found.values.items())
+    summary = f"{len(found.points)} rows, {fits.describe_errors(found.errors)}; wrote {output}"
+    _show(residual_table(fits.residuals(found)), values, summary)
+
+
+def _show(*parts: Any) -> None:
+    """Tables and lines, once all of them are there."""
+    from rich.console import Console
+
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-    console.print(residual_table(fits.residuals(found)))
-    console.print(", ".join(f"{name} = {value:.4g}" for name, value in found.values.items()))
-    console.print(f"{len(found.points)} rows, {fits.describe_errors(found.errors)}; wrote {output}")
+    for part in parts:
+        console.print(part)
 
 
 @click.group()

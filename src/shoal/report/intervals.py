@@ -28,10 +28,8 @@ class Median:
     def of(values: Sequence[float]) -> Median:
         """Of one value or more."""
         ordered, n = sorted(values), len(values)
-        k, missed = 0, 0.0  # the values left out on a side, and the chance that the median is among them or beyond
-        tail = 0.5**n
+        k, tail = 0, 0.5**n  # the values left out on a side, and the chance that the median is among them or beyond
         while 2 * (tail + math.comb(n, k + 1) * 0.5**n) <= 1 - LEVEL:
             k += 1
             tail += math.comb(n, k) * 0.5**n
-        missed = 2 * tail
-        return Median(statistics.median(ordered), ordered[k], ordered[n - 1 - k], max(0.0, 1 - missed))
+        return Median(statistics.median(ordered), ordered[k], ordered[n - 1 - k], max(0.0, 1 - 2 * tail))

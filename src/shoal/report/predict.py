@@ -217,7 +217,9 @@ def largest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
-def weak_efficiency(load: Load, site: Site, ranks: Sequence[int], hidden: float = 0.0) -> float:
+def weak_efficiency(
+    load: Load, site: Site, ranks: Sequence[int], hidden: float = 0.0, item_bytes: int = ITEM_BYTES
+) -> float:
     """Of a learner a rank on ranks[1] ranks over ranks[0], every step reduced by the library's allreduce.
 
     hidden: what share of a step can run beside the reduction, as frameworks have it that send what the backward pass
@@ -226,7 +228,7 @@ def weak_efficiency(load: Load, site: Site, ranks: Sequence[int], hidden: float 
     def step_s(count: int) -> float:
         nodes, library = len(site.nodes(count)), site.buffers.allreduce
         assert library is not None
-        exposed_s = max(0.0, library.seconds(load.numbers, count, nodes) - hidden * load.step_s)
+        exposed_s = max(0.0, library.seconds(item_bytes * load.numbers, count, nodes) - hidden * load.step_s)
         return load.step_s * (1 + site.network.jitter * largest_of(count)) + exposed_s
 
     return step_s(ranks[0]) / step_s(ranks[1])

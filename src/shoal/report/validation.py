@@ -132,8 +132,8 @@ def efficiency(row: Training, library: Library, jitter: float = Network().jitter
     """What is predicted for a published row; library: that of ABCI."""
     buffers = Buffers(origin="ABCI", allreduce=on_link(library, row.link))
     site = Site(row.work, Network(nccl=buffers, jitter=jitter), row.per_node, "nccl")
-    load = Load(row.batch / row.images_s, row.batch, int(row.parameters * row.bytes), 0, 0)
-    return weak_efficiency(load, site, (row.base, row.ranks), row.hidden)
+    load = Load(row.batch / row.images_s, row.batch, int(row.parameters), 0, 0)
+    return weak_efficiency(load, site, (row.base, row.ranks), row.hidden, row.bytes)
 
 
 def nccl_of_abci(tables: tuple[Table, ...]) -> Library:
