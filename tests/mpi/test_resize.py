@@ -9,6 +9,7 @@ import pytest
 
 from shoal.backend import numpy_backend
 from shoal.comm.collectives import broadcast, gather
+from shoal.comm.group import Group
 from shoal.comm.shared import NodeMemory, Sizes, share
 from shoal.comm.transport import Subset
 from shoal.elastic.master import Decision
@@ -28,6 +29,11 @@ def _state(filled_with: float | None) -> TrainState:
     if filled_with is not None:
         _advance_to(state, filled_with)
     return state
+
+
+def _meet(group: Group) -> None:
+    gather(group.transport, np.zeros(1))
+    broadcast(group.transport, np.zeros(1))
 
 
 def _advance_to(state: TrainState, number: float) -> None:
@@ -113,9 +119,9 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
                 assert _is_at(state, rounds - 1)
                 row = np.array([float(world.rank), float(rounds)])
                 provider.tell(group, row)
-                gather(group.transport, np.zeros(1))  # as in a reduction: nobody writes before all have read
-                broadcast(group.transport, np.zeros(1))
+                _meet(group)  # as a reduction: none writes before all have read, nor goes on before all have written
                 _advance_to(state, rounds)
+                _meet(group)
     if world.is_master:
         assert next(ahead, None) is None and rounds == sum(decision.action == "train" for decision in script)
     if group is not None:
