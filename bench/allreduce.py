@@ -32,7 +32,8 @@ from shoal.comm.algorithms import Exchange, slices
 from shoal.comm.group import Group
 from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.setting import Setting
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner
 from shoal.comm.world import World
 

@@ -18,7 +18,8 @@ from shoal.allocation import Allocation
 from shoal.comm.group import Group
 from shoal.comm.joining import Joined
 from shoal.comm.reducer import Reducer
-from shoal.comm.shared import NodeMemory, Sizes
+from shoal.comm.places import OwnMemory, Sizes
+from shoal.comm.shared import NodeMemory
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
 from shoal.elastic.master import Decision, Master, Outside, facts
@@ -57,9 +58,10 @@ class Training:
         sizes = Sizes(layout.size, layout.parameters, size, most, np.dtype(np.float32))
         self.memory, self._supply = memory_and_supply(world, sizes, config.run, job.fingerprint(), joined)
         memory = self.memory if isinstance(self.memory, NodeMemory) else None
-        self.state = TrainState(layout, backend, memory.versions if memory else None)
+        arrays = memory or OwnMemory(backend, sizes)
+        self.state = TrainState(layout, backend, arrays.versions)
         tuner = make_tuner(world, config.run, memory is not None, self._record)
-        self._reducer = Reducer(backend, size, np.float32, tuner, memory)
+        self._reducer = Reducer(backend, size, np.float32, tuner, arrays)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
         self._provider = ReserveProvider(world, memory, stop_requested, self._supply is not None)
         self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
@@ -81,7 +83,7 @@ class Training:
         Collective over the world."""
         if self._world.is_master and self._begins:
             self._master.replay(self._recorder.replay)
-            self._journal.note(None, self.state.progress, trains=False)
+            self._journal.note(self.state.progress, trains=False)
         while True:
             try:
                 if not self._begins:  # this rank has just come
@@ -115,7 +117,7 @@ class Training:
             return decision
         if self._group is not None:
             progress.counts = decision.counts
-            self._journal.note(self._group, progress, trains=False)
+            self._journal.note(progress, trains=False)
         if decision.action in CHANGES:
             self._change(decision)
             return decision
@@ -187,11 +189,11 @@ class Training:
         start = time.perf_counter()
         state.progress.counts = at.counts
         state.progress.begin(at.learners)
-        self._journal.note(group, state.progress, trains=True)
+        self._journal.note(state.progress, trains=True)
         gradients = may_leave_step(self._job.config.train, at.steps)
         gradients = gradients and reducer.reads_each(group, at.learners, state.progress.round)
         by = Numbers(at.steps, at.momentum, at.rate, gradients)
-        reducer.start()
+        reducer.start(group, state.progress.round)
         losses = []
         for learner in group.learners_here(at.learners):
             losses.append(self._job.local.contribute(state, at, learner, by, reducer.slot()))

@@ -11,7 +11,8 @@ from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
 from shoal.comm.reducer import Reducer, TermsAt
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner, measure
 from shoal.comm.world import World
 from shoal.errors import DeadlineError

@@ -10,7 +10,8 @@ import pytest
 from shoal.backend import numpy_backend
 from shoal.comm.collectives import broadcast, gather
 from shoal.comm.group import Group
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, share
 from shoal.comm.transport import Subset
 from shoal.elastic.master import Decision
 from shoal.elastic.reserve import ReserveProvider

@@ -14,7 +14,8 @@ from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
 from shoal.comm.reducer import Passes, Reducer, TermsAt
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner
 
 pytestmark = pytest.mark.mpi

@@ -21,7 +21,8 @@ from mpi4py import MPI
 from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.reducer import Reducer, TermsAt
-from shoal.comm.shared import NodeMemory, Sizes, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner, measure
 from shoal.comm.world import World
 

@@ -12,7 +12,8 @@ from threads import ThreadTransport, on_ranks
 
 from shoal.backend import numpy_backend
 from shoal.comm.collectives import broadcast, gather
-from shoal.comm.shared import NodeMemory, Sizes
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory
 from shoal.comm.wait import Waiter
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider

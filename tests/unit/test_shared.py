@@ -14,7 +14,8 @@ import pytest
 
 from shoal import kernels
 from shoal.comm.algorithms import slices
-from shoal.comm.shared import NodeMemory, Sizes
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory
 from shoal.comm.wait import Waiter
 from shoal.errors import DeadlineError
 

@@ -7,7 +7,6 @@ is done (strategies.py) is chosen (tuning.py) whenever they change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from shoal.backend import Array, Backend
 from shoal.comm.algorithms import make
 from shoal.comm.group import Group
 from shoal.comm.setting import Setting
+from shoal.comm.places import OwnMemory
 from shoal.comm.shared import NodeMemory
 from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Passes, Strategy, TermsAt, Update
 from shoal.comm.tree import SubtreeSums
@@ -25,22 +25,20 @@ __all__ = ["Passes", "Reducer", "TermsAt", "Update"]
 
 
 class Reducer:
-    """Reduces contributions of `size` numbers, in the way that `tuner` chooses.
+    """Reduces contributions of `size` numbers, in the way that `tuner` chooses; memory: where they and the state lie."""
 
-    memory: the node's shared memory, where the contributions and the state lie, or None."""
-
-    def __init__(self, backend: Backend, size: int, dtype: Any, tuner: Tuner, memory: NodeMemory | None) -> None:
+    def __init__(self, backend: Backend, size: int, dtype: Any, tuner: Tuner, memory: NodeMemory | OwnMemory) -> None:
         self._backend, self._size, self._dtype = backend, size, dtype
-        self._tuner, self._memory = tuner, memory
-        own: Callable[[int], Array] = lambda _: backend.empty(size, dtype)  # noqa: E731
-        self._sums = SubtreeSums(backend.xp, memory.slot if memory is not None else own)
+        self._tuner, self._arrays = tuner, memory
+        self._memory = memory if isinstance(memory, NodeMemory) else None
+        self._sums = SubtreeSums(backend.xp, memory.array)
         self._made: tuple[Group, int, Strategy] | None = None
         self.choice: Choice | None = None
         """how the last reduction was done"""
 
-    def start(self) -> None:
-        """Begin a round."""
-        self._sums.start()
+    def start(self, group: Group, round: int) -> None:
+        """Begin a round: what is brought may lie where the round's result will."""
+        self._sums.start(self._arrays.numbers(group, 1 - round % 2))
 
     def slot(self) -> Array:
         """(size,): where the next learner's contribution is to be written, all of it."""

@@ -5,11 +5,13 @@ it, the others open it through /proc. It is large enough for whatever the schedu
 only where it is touched, so a resize changes a list of ranks and no memory:
 
     board       a line of 64 bytes a rank, for the barrier, and one for the work that one rank does for all
-    journal     the last decision that ranks here carry out, and the scalars of its state
+    journals    of each rank: the last decision that it carries out, and the scalars of its state
     table       which of its slots hold a rank's subtree sums, in the order of the tree
     facts       what a rank tells the master of a round
-    state       anchor, velocity, momentum: two versions, of which each round reads one and writes the other
-    slots       a rank's work memory for the sums of its learners
+    homes       anchor and velocity in two versions, of which each round reads one and writes the other; the first
+                sums of the round lie where it writes
+    momentum    the two versions of it
+    slots       a rank's work memory for further sums of its learners
 
 A reduction then copies nothing: each rank reads its own slice of every rank's sums where they lie, and writes its
 slice of the new state, which all ranks see.
@@ -21,8 +23,7 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,7 +31,10 @@ import numpy as np
 
 from shoal import kernels
 from shoal.backend import Array
+from shoal.comm import places
 from shoal.comm.collectives import broadcast_bytes, gather
+from shoal.comm.group import Group
+from shoal.comm.places import HOMES, Sizes
 from shoal.comm.transport import Subset
 from shoal.comm.wait import Waiter
 from shoal.comm.world import World
@@ -48,28 +52,6 @@ _ONE_FOR_ALL_BYTES = 512 << 10
 """With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
 _LOOK_S = 0.05
 """A wait in C comes back this often, so that Python sees signals and the deadline."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What has to fit: lengths of the state's arrays, of a contribution, and the most learners there can be."""
-
-    anchor: int
-    velocity: int
-    contribution: int
-    learners: int
-    dtype: np.dtype
-
-    @property
-    def slots(self) -> int:
-        """Sums that a rank may have open at a time: a block of P learners is covered by at most 2*log2(P)
-        subtrees, and one more is being written."""
-        return 2 * self.learners.bit_length() + 2
-
-    @property
-    def facts(self) -> int:
-        """The most numbers that a rank tells of a round: one a learner, and a few."""
-        return self.learners + 8
 
 
 class NodeMemory:
@@ -90,30 +72,23 @@ class NodeMemory:
         self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
         self._map = memory
         self._bytes = np.frombuffer(memory, np.uint8)
-        places = _places(len(ids), sizes)
-        self._board = self._view(places["board"], (len(ids) + 1) * 8, np.dtype(np.int64))
-        self._table = self._view(places["table"], len(ids) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
+        starts = _starts(len(ids), sizes)
+        self._board = self._view(starts["board"], (len(ids) + 1) * 8, np.dtype(np.int64))
+        self._table = self._view(starts["table"], len(ids) * (1 + sizes.slots), np.dtype(np.int64)).reshape(
             len(ids), -1
         )
-        self._facts = self._view(places["facts"], len(ids) * sizes.facts, np.dtype(np.float64)).reshape(len(ids), -1)
-        pages = [self._view(places[f"journal{k}"], _JOURNAL_BYTES, np.dtype(np.uint8)) for k in (0, 1)]
-        self._heads = [page[:_LINE_BYTES].view(np.int64) for page in pages]
-        self._journal = [page[_LINE_BYTES:] for page in pages]
-        self.versions: list[dict[str, Array]] = [
-            {
-                name: self._view(places[f"{name}{k}"], size, sizes.dtype)
-                for name, size in (
-                    ("anchor", sizes.anchor),
-                    ("velocity", sizes.velocity),
-                    ("momentum", sizes.velocity),
-                )
-            }
-            for k in (0, 1)
-        ]
-        self._slots_at, self._slots_bytes = places["slots"], sizes.slots * _padded(sizes) * sizes.dtype.itemsize
-        self._slots = self._view(places["slots"], len(ids) * sizes.slots * _padded(sizes), sizes.dtype).reshape(
-            len(ids), sizes.slots, -1
-        )[:, :, : sizes.contribution]
+        self._facts = self._view(starts["facts"], len(ids) * sizes.facts, np.dtype(np.float64)).reshape(len(ids), -1)
+        pages = self._view(starts["journals"], 2 * len(ids) * _JOURNAL_BYTES, np.dtype(np.uint8))
+        pages = pages.reshape(len(ids), 2, _JOURNAL_BYTES)
+        self._heads, self._journals = pages[:, :, :_LINE_BYTES].view(np.int64), pages[:, :, _LINE_BYTES:]
+        padded = _padded(sizes)
+        self._homes = self._view(starts["homes"], HOMES * padded, sizes.dtype).reshape(HOMES, -1)
+        momenta = [self._view(starts[f"momentum{k}"], sizes.velocity, sizes.dtype) for k in (0, 1)]
+        self.versions = places.versions(self._homes, momenta, sizes)
+        self._slots_at, self._slots_bytes = starts["slots"], sizes.slots * padded * sizes.dtype.itemsize
+        self._slots = self._view(starts["slots"], len(ids) * sizes.slots * padded, sizes.dtype)
+        self._slots = self._slots.reshape(len(ids), sizes.slots, -1)
+        self._homes, self._slots = self._homes[:, : sizes.contribution], self._slots[:, :, : sizes.contribution]
 
     def members(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The places of those of these ranks that are of this node, in their order."""
@@ -147,27 +122,30 @@ class NodeMemory:
         self._base = generation * _GENERATION
 
     def note(self, mark: int, scalars: bytes) -> None:
-        """Keep the scalars of a state under a mark that grows. One rank of the node at a time does."""
-        older = 1 - self._newest()
-        self._journal[older][: len(scalars)] = np.frombuffer(scalars, np.uint8)
-        self._heads[older][1] = len(scalars)
-        self._heads[older][0] = mark + 1
+        """Keep the scalars of a state under a mark that grows, for whoever is left of the node."""
+        heads, pages = self._heads[self.me], self._journals[self.me]
+        older = int(heads[0][0] >= heads[1][0])
+        pages[older][: len(scalars)] = np.frombuffer(scalars, np.uint8)
+        heads[older][1] = len(scalars)
+        heads[older][0] = mark + 1
 
     def noted(self) -> tuple[int, bytes]:
-        """The last mark with its scalars; -1 if nothing was noted."""
-        newest = self._newest()
-        mark, length = self._heads[newest][:2].tolist()
-        return mark - 1, self._journal[newest][:length].tobytes()
+        """The last mark that a rank of the node noted, with its scalars; -1 if nothing was."""
+        marks = self._heads[:, :, 0]
+        place, page = divmod(int(marks.argmax()), 2)
+        return int(marks[place, page]) - 1, self._journals[place, page][: self._heads[place, page, 1]].tobytes()
 
-    def _newest(self) -> int:
-        return int(self._heads[1][0] > self._heads[0][0])
+    def numbers(self, group: Group, version: int) -> Iterator[int]:
+        """Which arrays this rank takes for its sums, in order, in a round of the group that writes the version."""
+        here = self.members(group.ids)
+        return places.numbers(version, here.index(self.me), len(here))
 
-    def slot(self, number: int) -> Array:
-        """This rank's work array `number`, (contribution,)."""
-        return self._slots[self.me, number]
+    def array(self, number: int) -> Array:
+        """Array `number` of this rank, (contribution,)."""
+        return self.part(self.me, number)
 
     def publish(self, numbers: Sequence[int]) -> None:
-        """Say which slots hold this rank's subtree sums, left to right; seen by the others after a barrier."""
+        """Say which arrays hold this rank's subtree sums, left to right; seen by the others after a barrier."""
         row = self._table[self.me]
         row[0] = len(numbers)
         row[1 : 1 + len(numbers)] = numbers
@@ -181,12 +159,12 @@ class NodeMemory:
         return self._facts[list(members), :width]
 
     def parts(self, members: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """(member, slot) of the subtree sums that these ranks of the node published, in their order."""
+        """(member, number of the array) of the subtree sums that these ranks of the node published, in their order."""
         return tuple((m, int(n)) for m in members for n in self._table[m, 1 : 1 + self._table[m, 0]])
 
     def part(self, member: int, number: int) -> Array:
-        """The work array `number` of another rank of the node."""
-        return self._slots[member, number]
+        """Array `number` of a rank of the node."""
+        return self._homes[number] if number < HOMES else self._slots[member, number - HOMES]
 
     def one_for_all(self, contributions: int, size: int) -> bool:
         """Whether a reduction of so many arrays of `size` numbers is done by one rank alone."""
@@ -267,7 +245,7 @@ def share(world: World, sizes: Sizes, ranks: int = 0) -> NodeMemory | str:
         if local.rank == 0:
             try:
                 file = files.enter_context(os.fdopen(os.memfd_create("shoal"), "r+b"))
-                file.truncate(_places(len(ids), sizes)["end"])
+                file.truncate(_starts(len(ids), sizes)["end"])
                 place = _place(file)
             except (OSError, AttributeError) as error:
                 problem = f"no memory file could be made ({error})"
@@ -301,23 +279,21 @@ def _place(file: BinaryIO) -> str:
 
 
 def _padded(sizes: Sizes) -> int:
-    """Elements of a slot, so that each starts on a page."""
+    """Elements of a contribution, so that each starts on a page."""
     return -(-sizes.contribution * sizes.dtype.itemsize // _PAGE) * _PAGE // sizes.dtype.itemsize
 
 
-def _places(ranks: int, sizes: Sizes) -> dict[str, int]:
+def _starts(ranks: int, sizes: Sizes) -> dict[str, int]:
     """Where each part starts, in bytes, every one on a page; "end" is the size of the file."""
     item = sizes.dtype.itemsize
     lengths = [("board", (ranks + 1) * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
     lengths.append(("facts", ranks * sizes.facts * 8))
-    for k in (0, 1):
-        lengths.append((f"journal{k}", _JOURNAL_BYTES))
-        lengths.append((f"anchor{k}", sizes.anchor * item))
-        lengths.append((f"velocity{k}", sizes.velocity * item))
-        lengths.append((f"momentum{k}", sizes.velocity * item))
+    lengths.append(("journals", 2 * ranks * _JOURNAL_BYTES))
+    lengths.append(("homes", HOMES * _padded(sizes) * item))
+    lengths += [(f"momentum{k}", sizes.velocity * item) for k in (0, 1)]
     lengths.append(("slots", ranks * sizes.slots * _padded(sizes) * item))
-    places, end = {}, 0
+    starts, end = {}, 0
     for name, length in lengths:
-        places[name] = end
+        starts[name] = end
         end += -(-length // _PAGE) * _PAGE
-    return {**places, "end": end}
+    return {**starts, "end": end}

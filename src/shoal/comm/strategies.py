@@ -22,11 +22,6 @@ TermsAt = Callable[[int, int], kernels.Terms]
 """terms(lo, hi): the mean over learners of elements [lo, hi) of their contributions, still to be computed"""
 
 
-_UNSETTLED_ROUNDS = 2
-"""In its first round a rank takes work arrays as it needs them; from the second on each learner has the same one
-as in the round before. So after two rounds of a group all know where the others' sums lie."""
-
-
 class Update(Protocol):
     """Computes elements `span` of the next state from the present one and the mean over learners."""
 
@@ -73,30 +68,28 @@ class OnNode:
         dealt = blocks(setting.learners, group.size)
         order = joins([vertex for block in dealt for vertex in cover(block)])
         self._terms = _Terms(setting.backend.xp, order, 1.0 / setting.learners)
-        self._rounds = 0
-        self._lie: tuple[Any, Callable[[], list[Array]]] = ((), list)
-        """where the subtree sums of the node's ranks lie, as they said in the last unsettled round"""
+        self._lie: dict[int, tuple[Any, Callable[[], list[Array]]]] = {}
+        """where the subtree sums of the node's ranks lie in even and in odd rounds, as they said in the first"""
         self._calls: dict[tuple[int, bool], kernels.Meeting] = {}
 
     def __call__(self, sums: SubtreeSums, round: int, update: Update, passes: Passes | None) -> None:
         """As `Strategy`."""
-        if passes is not None and self._rounds >= _UNSETTLED_ROUNDS:
+        if passes is not None and round % 2 in self._lie:
             self._in_one_call(round, passes)
             return
         meeting = self._meeting
-        self._lie = meeting.contributions(sums, round)
-        update(meeting.span, self._terms(*self._lie))
+        self._lie[round % 2] = lie = meeting.contributions(sums, round)
+        update(meeting.span, self._terms(*lie))
         meeting.barrier(round, 3)
-        self._rounds += 1
 
     def _in_one_call(self, round: int, passes: Passes) -> None:
         """Both barriers and the moves; one call for each of the two versions of the state and each kind of passes."""
         memory, here, key = self._memory, self._meeting.here, (round % 2, passes.kind)
         if key not in self._calls:
-            parts, _ = self._lie
-            alone = memory.one_for_all(len(parts), self._size)
+            lie = self._lie[round % 2]
+            alone = memory.one_for_all(len(lie[0]), self._size)
             span = slice(0, self._size) if alone else self._meeting.span
-            moves = passes.moves(span, self._terms(*self._lie))
+            moves = passes.moves(span, self._terms(*lie))
             self._calls[key] = memory.meeting(here, moves, alone)
         memory.meet(self._calls[key], here, 3 * round + 1, passes.numbers)
 

@@ -8,7 +8,9 @@ do not depend on how the learners are dealt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from shoal.backend import Array
@@ -90,27 +92,27 @@ def joins(vertices: Sequence[Vertex]) -> tuple[int, ...]:
 class SubtreeSums:
     """Adds arrays, given in the order of their vertices, into the fewest whole subtrees.
 
-    Holds the few arrays that are open at a time and reuses them: `allocate(i)` makes the i-th. `slot` is where the
-    next one is to be written.
+    Takes the few arrays that are open at a time, and reuses them: `array(i)` is called once for each i. `slot` is where
+    the next one is to be written. The same calls take the same arrays.
     """
 
-    def __init__(self, xp: Any, allocate: Callable[[int], Array]) -> None:
-        self._xp, self._allocate = xp, allocate
-        self._arrays: list[Array] = []
+    def __init__(self, xp: Any, array: Callable[[int], Array]) -> None:
+        self._xp, self._array = xp, functools.cache(array)
+        self._fresh: Iterator[int] = itertools.count()
         self._free: list[int] = []
         self._stack: list[tuple[Vertex, int]] = []
 
-    def start(self) -> None:
-        """Forget what was summed."""
+    def start(self, numbers: Iterator[int]) -> None:
+        """Forget what was summed; the next arrays are those of these numbers, in this order."""
         self._stack.clear()
-        self._free = list(range(len(self._arrays)))
+        self._free.clear()
+        self._fresh = numbers
 
     def slot(self) -> Array:
         """An array for the next `add`; its contents are old."""
         if not self._free:
-            self._free.append(len(self._arrays))
-            self._arrays.append(self._allocate(len(self._arrays)))
-        return self._arrays[self._free[-1]]
+            self._free.append(next(self._fresh))
+        return self._array(self._free[-1])
 
     def add(self, vertex: Vertex) -> None:
         """Take what was written into `slot` as the sum of `vertex`."""
@@ -124,11 +126,11 @@ class SubtreeSums:
     @property
     def parts(self) -> list[Array]:
         """Those arrays."""
-        return [self._arrays[number] for number in self.numbers]
+        return [self._array(number) for number in self.numbers]
 
     def _join(self, left: tuple[Vertex, int], right: tuple[Vertex, int]) -> tuple[Vertex, int]:
         (height, index), number = left
-        array = self._arrays[number]
-        self._xp.add(array, self._arrays[right[1]], out=array)
+        array = self._array(number)
+        self._xp.add(array, self._array(right[1]), out=array)
         self._free.append(right[1])
         return (height + 1, index // 2), number

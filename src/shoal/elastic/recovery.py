@@ -1,10 +1,10 @@
 """After a loss: the survivors agree on the newest state that there is, and all of them get it.
 
 A decision at state d is made when all of the group have committed that state and told the facts of the round before.
-State d stays as it is, on every rank that has it, until all of the group have contributed to the round that begins
-there; so the newest decision that any survivor knows of can be taken again, and everything before it is in the log. A
-rank has state d if it knows of a decision at d, or began the round before. Ranks of a node share what they know in
-its memory, so that one that slept all the time can go on for a group of which nobody is left.
+State d stays as it is, on every rank that has it, until a decision at the next is known there; so the newest decision
+that any survivor knows of can be taken again, and everything before it is in the log. A rank has state d if it knows of
+a decision at d, or began the round before. What a rank knows stays in the memory of its node, so that one that slept all
+the time can go on for a group of which nobody is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.comm.collectives import broadcast, broadcast_bytes, gather
-from shoal.comm.group import Group
 from shoal.comm.shared import NodeMemory
 from shoal.comm.transport import Subset
 from shoal.comm.world import World
@@ -29,12 +28,12 @@ class Journal:
         self._memory = memory
         self._own = (-1, b"")
 
-    def note(self, group: Group | None, progress: Progress, trains: bool) -> None:
-        """The ranks of the group have this state; without a group: all ranks have it."""
+    def note(self, progress: Progress, trains: bool) -> None:
+        """All that work have this state. With `trains`, before anything of the round is written: that may lie where
+        the state before is, which is worth nothing from then on."""
         self._own = (2 * progress.round + trains, progress.encode())
-        memory = self._memory
-        if memory is not None and (group is None or memory.members(group.ids)[0] == memory.me):
-            memory.note(*self._own)
+        if self._memory is not None:
+            self._memory.note(*self._own)
 
     def newest(self) -> tuple[int, bytes]:
         """The mark and the scalars, -1 if nothing was begun here."""
@@ -64,5 +63,5 @@ def recover_state(world: World, provider: ReserveProvider, journal: Journal, sta
         for array in state.arrays.values():
             broadcast(holders, array)
     world.meet()
-    journal.note(None, state.progress, trains=False)
+    journal.note(state.progress, trains=False)
     provider.all_listen()

@@ -21,7 +21,8 @@ import numpy as np
 from shoal.comm import joining
 from shoal.comm.collectives import gather
 from shoal.comm.joining import Hello, Joined, Welcome
-from shoal.comm.shared import NodeMemory, Sizes, attach, share
+from shoal.comm.places import Sizes
+from shoal.comm.shared import NodeMemory, attach, share
 from shoal.comm.spawn import Spawner
 from shoal.comm.world import Seat, World
 from shoal.config import Run
