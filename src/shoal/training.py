@@ -103,8 +103,9 @@ class Training:
         if self._supply is not None:
             self._supply.hear()
         decide = functools.partial(self._master.decide, self.state, self._round_s)
-        decision = self._provider.next_decision(self._group, self._row, decide)
-        self._row, progress = None, self.state.progress
+        progress = self.state.progress
+        decision = self._provider.next_decision(self._group, progress.round, self._row, decide)
+        self._row = None
         progress.round = decision.round
         if decision.action == "train":
             self._group = group = self._provider.resize(self._group, decision, self.state)

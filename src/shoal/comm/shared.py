@@ -8,6 +8,7 @@ only where it is touched, so a resize changes a list of ranks and no memory:
     journals    of each rank: the last decision that it carries out, and the scalars of its state
     table       which of its slots hold a rank's subtree sums, in the order of the tree
     facts       what a rank tells the master of a round
+    orders      what the master tells each rank after it
     homes       anchor and velocity in two versions, of which each round reads one and writes the other; the first
                 sums of the round lie where it writes
     momentum    the two versions of it
@@ -32,7 +33,7 @@ import numpy as np
 from shoal import kernels
 from shoal.backend import Array
 from shoal.comm import places
-from shoal.comm.collectives import broadcast_bytes, gather
+from shoal.comm.collectives import FRAME_BYTES, broadcast_bytes, gather
 from shoal.comm.group import Group
 from shoal.comm.places import HOMES, Sizes
 from shoal.comm.transport import Subset
@@ -40,6 +41,8 @@ from shoal.comm.wait import Waiter
 from shoal.comm.world import World
 from shoal.errors import DeadlineError
 
+BARRIERS = 4
+"""The numbers of a round: 1 to 3 are the reduction's, at 4 the decision after it has been made."""
 _PAGE = 4096
 _LINE_BYTES = 64
 _JOURNAL_BYTES = 1 << 20
@@ -50,6 +53,7 @@ _SPINS, _YIELDS = 50, 100
 """Short: a rank that spins may have the core that the one it waits for needs, whatever the number of cores."""
 _ONE_FOR_ALL_BYTES = 512 << 10
 """With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
+_KEPT_BARRIERS = 16
 _LOOK_S = 0.05
 """A wait in C comes back this often, so that Python sees signals and the deadline."""
 
@@ -69,7 +73,7 @@ class NodeMemory:
         self._base = 0
         self._waiter = waiter
         self._item_bytes = sizes.dtype.itemsize
-        self._line: tuple[tuple[int, ...], kernels.Barrier] | None = None
+        self._barriers: dict[tuple[int, ...], kernels.Barrier] = {}
         self._map = memory
         self._bytes = np.frombuffer(memory, np.uint8)
         starts = _starts(len(ids), sizes)
@@ -78,6 +82,8 @@ class NodeMemory:
             len(ids), -1
         )
         self._facts = self._view(starts["facts"], len(ids) * sizes.facts, np.dtype(np.float64)).reshape(len(ids), -1)
+        orders = self._view(starts["orders"], len(ids) * FRAME_BYTES, np.dtype(np.uint8)).reshape(len(ids), -1)
+        self._lengths, self._orders = orders[:, :8].view(np.int64)[:, 0], orders[:, 8:]
         pages = self._view(starts["journals"], 2 * len(ids) * _JOURNAL_BYTES, np.dtype(np.uint8))
         pages = pages.reshape(len(ids), 2, _JOURNAL_BYTES)
         self._heads, self._journals = pages[:, :, :_LINE_BYTES].view(np.int64), pages[:, :, _LINE_BYTES:]
@@ -158,6 +164,17 @@ class NodeMemory:
         """(members, width): what each told before the last barrier."""
         return self._facts[list(members), :width]
 
+    def order(self, members: Sequence[int], data: bytes) -> None:
+        """Leave these bytes, which fit a frame, for each of the members, which have read what was left for them before;
+        seen after a barrier."""
+        places = list(members)
+        self._lengths[places] = len(data)
+        self._orders[places, : len(data)] = np.frombuffer(data, np.uint8)
+
+    def ordered(self) -> bytes:
+        """What was left for this rank."""
+        return self._orders[self.me, : self._lengths[self.me]].tobytes()
+
     def parts(self, members: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """(member, number of the array) of the subtree sums that these ranks of the node published, in their order."""
         return tuple((m, int(n)) for m in members for n in self._table[m, 1 : 1 + self._table[m, 0]])
@@ -201,13 +218,16 @@ class NodeMemory:
         return (0 if self._waiter.crowded else _SPINS), _YIELDS, _LOOK_S
 
     def _barrier(self, members: tuple[int, ...]) -> kernels.Barrier:
-        if self._line is None or self._line[0] != members:
-            self._line = (members, kernels.barrier(self._board, members, self.me))
-        return self._line[1]
+        if members not in self._barriers:
+            if len(self._barriers) == _KEPT_BARRIERS:
+                self._barriers.clear()
+            self._barriers[members] = kernels.barrier(self._board, members, self.me)
+        return self._barriers[members]
 
     def _until(self, wait: Callable[..., int], members: tuple[int, ...], sequences: tuple[int, ...]) -> None:
         """Wait on until the deadline; `wait` comes back with a member that is missing at one of the sequences."""
         end_s = time.monotonic() + self._waiter.timeout_s
+        self._waiter.watch()
         while (one := wait(*self.patience)) >= 0:
             self._waiter.watch()
             if time.monotonic() > end_s:
@@ -288,6 +308,7 @@ def _starts(ranks: int, sizes: Sizes) -> dict[str, int]:
     item = sizes.dtype.itemsize
     lengths = [("board", (ranks + 1) * _LINE_BYTES), ("table", ranks * (1 + sizes.slots) * 8)]
     lengths.append(("facts", ranks * sizes.facts * 8))
+    lengths.append(("orders", ranks * FRAME_BYTES))
     lengths.append(("journals", 2 * ranks * _JOURNAL_BYTES))
     lengths.append(("homes", HOMES * _padded(sizes) * item))
     lengths += [(f"momentum{k}", sizes.velocity * item) for k in (0, 1)]

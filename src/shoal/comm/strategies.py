@@ -15,7 +15,7 @@ from shoal.backend import Array
 from shoal.comm.group import Group
 from shoal.comm.hierarchical import Carrier
 from shoal.comm.setting import Allreduce, Setting, slices
-from shoal.comm.shared import NodeMemory
+from shoal.comm.shared import BARRIERS, NodeMemory
 from shoal.comm.tree import SubtreeSums, blocks, cover, joins
 
 TermsAt = Callable[[int, int], kernels.Terms]
@@ -91,7 +91,7 @@ class OnNode:
             span = slice(0, self._size) if alone else self._meeting.span
             moves = passes.moves(span, self._terms(*lie))
             self._calls[key] = memory.meeting(here, moves, alone)
-        memory.meet(self._calls[key], here, 3 * round + 1, passes.numbers)
+        memory.meet(self._calls[key], here, BARRIERS * round + 1, passes.numbers)
 
 
 class OverNodes:
@@ -143,7 +143,7 @@ class _Meeting:
 
     def barrier(self, round: int, number: int) -> None:
         """Barrier 1, 2 or 3 of the round."""
-        self._memory.barrier(self.here, 3 * round + number)
+        self._memory.barrier(self.here, BARRIERS * round + number)
 
     def contributions(self, sums: SubtreeSums, round: int) -> tuple[Any, Callable[[], list[Array]]]:
         """Barrier 1; then which arrays hold the subtree sums of all ranks here, in order, and the arrays."""

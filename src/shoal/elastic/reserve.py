@@ -14,8 +14,8 @@ import numpy as np
 from shoal.backend import Array
 from shoal.comm.collectives import broadcast, broadcast_bytes, gather
 from shoal.comm.group import Group
-from shoal.comm.shared import NodeMemory
-from shoal.comm.transport import Subset, Transport
+from shoal.comm.shared import BARRIERS, NodeMemory
+from shoal.comm.transport import Subset
 from shoal.comm.world import World
 from shoal.elastic.master import Decision
 from shoal.state import TrainState
@@ -35,27 +35,40 @@ class ReserveProvider:
         self._always = listen
         self._all_listen = True
 
-    def next_decision(self, group: Group | None, row: np.ndarray | None, decide: Decide) -> Decision:
+    def next_decision(self, group: Group | None, done: int, row: np.ndarray | None, decide: Decide) -> Decision:
         """The master's next decision, on every rank that it concerns.
 
-        row: what this rank told of the round just done, or None where there was none. `decide` is called on
-        the master alone, with the rows of all ranks of the group. Ranks without a group sleep until then.
-        Collective over the group.
+        done: rounds done; row: what this rank told of the last of them, or None where that has been decided on.
+        `decide` is called on the master alone, with the rows of all ranks of the group. Ranks without a group sleep
+        until then. Collective over the group.
         """
         world = self._world
-        listeners: Transport | None = group.transport if group is not None else None
-        if self._all_listen:
-            listeners = world.transport
-        if listeners is None:
+        if group is None and not self._all_listen:
             return Decision.decode(world.sleep_until_order(self._stop_requested))
         rows = self._told(group, row) if group is not None and row is not None else None
         decision = decide(rows) if world.is_master else None
-        order = broadcast_bytes(listeners, decision.encode() if decision is not None else b"")
+        order = decision.encode() if decision is not None else b""
+        if group is not None and row is not None and not self._all_listen:
+            order = self._pass_on(group, done, order)
+        else:
+            order = broadcast_bytes(world.transport if group is None or self._all_listen else group.transport, order)
         if decision is not None and not self._all_listen:
             self._order(group, decision, order)
         decision = Decision.decode(order)
         self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
+
+    def _pass_on(self, group: Group, done: int, order: bytes) -> bytes:
+        """The order after a round, from the master to the group. Collective over it."""
+        if (memory := self._memory_of(group)) is None:
+            return broadcast_bytes(group.transport, order)
+        here = memory.members(group.ids)
+        if group.rank == 0:
+            memory.order(here, order)
+            memory.barrier(here[:1], BARRIERS * done)
+            return order
+        memory.barrier((here[0], memory.me), BARRIERS * done)
+        return memory.ordered()
 
     def tell(self, group: Group, row: np.ndarray) -> None:
         """This rank's facts of a round, float64 and of one length on all ranks; before the reduction, with which they
