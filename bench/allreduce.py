@@ -30,9 +30,9 @@ from shoal import environment, kernels
 from shoal.backend import numpy_backend
 from shoal.comm.algorithms import Exchange, slices
 from shoal.comm.group import Group
+from shoal.comm.places import HOMES, Sizes
 from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.setting import Setting
-from shoal.comm.places import Sizes
 from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner
 from shoal.comm.world import World
@@ -70,15 +70,22 @@ class Shared:
         self._reducer = Reducer(numpy_backend(), size, case.dtype, Tuner(), memory)
         self._passes = Passes(self._moves, (MU, 1.0))
         self._round = 0
-        self._reducer.start()
-        self._reducer.slot()[...] = case.mine
-        self._reducer.add(group.rank)
-        self.python()
-        self.python()
+        self._terms: dict[int, TermsAt] = {}
+        for _ in (0, 1):
+            self._bring()
+            self._reducer.slot()[...] = case.mine
+            self.python()
+
+    def _bring(self) -> None:
+        """A reduction takes what it wrote two rounds before for what is brought; a sum finds it as it was."""
+        self._reducer.start(*((self._case.group, self._round) if self._momentum else ()))
 
     def python(self) -> None:
         """The call that training makes."""
         group = self._case.group
+        self._bring()
+        self._reducer.slot()
+        self._reducer.add(group.rank)
         self._reducer.reduce(group, group.size, self._round, self._update, self._passes)
         self._round += 1
 
@@ -87,7 +94,7 @@ class Shared:
         memory, here = self._memory, self._memory.members(self._case.group.ids)
         alone = memory.one_for_all(len(here), self._case.size)
         span = slice(0, self._case.size) if alone else self._span()
-        meetings = [memory.meeting(here, self._at(now, span, self._terms), alone) for now in (0, 1)]
+        meetings = [memory.meeting(here, self._at(now, span, self._terms[now]), alone) for now in (0, 1)]
 
         runs, patience = [meeting.run for meeting in meetings], memory.patience
 
@@ -102,14 +109,17 @@ class Shared:
     def loops(self) -> Callable[[], Any]:
         """The moves alone, of this rank's slice: it meets nobody."""
         alone = kernels.barrier(numpy_backend().zeros(8, np.int64), (0,), 0)
-        run, count = kernels.meeting(np, alone, self._moves(self._span(), self._terms)).run, itertools.count(1, 2)
+        run, count = (
+            kernels.meeting(np, alone, self._moves(self._span(), self._terms[self._round % 2])).run,
+            itertools.count(1, 2),
+        )
         return lambda: run(next(count), MU, 1.0, 0, 0, 0.0)
 
     def _span(self) -> slice:
         return slices(self._case.size, self._case.group.size)[self._case.group.rank]
 
     def _update(self, span: slice, terms: TermsAt) -> None:
-        self._terms = terms
+        self._terms[self._round % 2] = terms
         for move in self._moves(span, terms):
             kernels.apply(np, move, MU, 1.0)
 
@@ -129,7 +139,7 @@ class Shared:
     @property
     def slot(self) -> np.ndarray:
         """What this rank brings, where it is read."""
-        return self._memory.slot(0)
+        return self._memory.array(HOMES)
 
     @property
     def result(self) -> np.ndarray:

@@ -17,8 +17,8 @@ from shoal import evaluation
 from shoal.allocation import Allocation
 from shoal.comm.group import Group
 from shoal.comm.joining import Joined
-from shoal.comm.reducer import Reducer
 from shoal.comm.places import OwnMemory, Sizes
+from shoal.comm.reducer import Reducer
 from shoal.comm.shared import NodeMemory
 from shoal.comm.tuning import make_tuner
 from shoal.comm.world import World
@@ -70,7 +70,7 @@ class Training:
         self._master = Master(config, job.plan, world, self._record, outside, self._supply)
         self._journal = Journal(memory)
         self._group: Group | None = None
-        self._row: np.ndarray | None = None
+        self._row: list[float] | None = None
         """this rank's facts of the round just done"""
         self._round_s = 0.0
         self._idle_since = time.perf_counter()
@@ -184,7 +184,7 @@ class Training:
             who = {"lost": gone, "ranks": [ranks, world.size], "new_master": not master}
             self._recorder.event("recovery", **self._master.where(self.state), **who, **times, reason=str(lost))
 
-    def _round(self, group: Group, at: Decision) -> np.ndarray:
+    def _round(self, group: Group, at: Decision) -> list[float]:
         """K steps on every learner of this rank, one reduction; returns this rank's facts of it."""
         reducer, state = self._reducer, self.state
         start = time.perf_counter()

@@ -10,8 +10,8 @@ import pytest
 from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
+from shoal.comm.places import OwnMemory, Sizes
 from shoal.comm.reducer import Reducer, TermsAt
-from shoal.comm.places import Sizes
 from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner, measure
 from shoal.comm.world import World
@@ -38,16 +38,16 @@ class Means:
     """A reducer whose update is to keep the mean, in the node's memory or in this rank's own."""
 
     def __init__(self, world: Any, size: int, shared: bool, **how: Any) -> None:
-        memory = share(world, Sizes(size, 0, size, max(LEARNERS), np.dtype(np.float32))) if shared else None
-        self._memory = memory if isinstance(memory, NodeMemory) else None
+        sizes = Sizes(size, 0, size, max(LEARNERS), np.dtype(np.float32))
+        memory = share(world, sizes) if shared else None
+        self._memory = memory if isinstance(memory, NodeMemory) else OwnMemory(numpy_backend(), sizes)
         self.tuner = Tuner(**how)
         self.reducer = Reducer(numpy_backend(), size, np.float32, self.tuner, self._memory)
-        self._own = np.empty(size, np.float32)
 
     def __call__(self, group: Any, values: list[np.ndarray], round: int) -> np.ndarray:
-        out = self._memory.versions[round % 2]["anchor"] if self._memory else self._own
+        out = self._memory.versions[1 - round % 2]["anchor"]
         reducer = self.reducer
-        reducer.start()
+        reducer.start(group, round)
         for learner in group.learners_here(len(values)):
             reducer.slot()[...] = values[learner]
             reducer.add(learner)

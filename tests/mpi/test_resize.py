@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -96,14 +97,14 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
     if world.is_master:
         _advance_to(state, 0)
 
-    def decide(rows: np.ndarray | None) -> Decision:
+    def decide(rows: Sequence[Sequence[float]] | None) -> Decision:
         assert (rows is None) == (row is None)
         if rows is not None:
-            assert rows[:, 0].tolist() == list(range(group.size)) and set(rows[:, 1]) == {rounds}
+            assert rows == [[float(rank), float(rounds)] for rank in range(group.size)]
         return next(ahead)
 
     while True:
-        decision = provider.next_decision(group, row, decide)
+        decision = provider.next_decision(group, state.progress.round, row, decide)
         row, state.progress.round = None, decision.round
         if decision.action in ("evaluate", "end"):
             provider.spread(state.anchor, decision)
@@ -118,7 +119,7 @@ def test_every_growth_and_shrinkage_with_the_state(world: Any, shared: bool) -> 
                 assert group.size == decision.ranks
                 rounds = int(decision.rate) + 1
                 assert _is_at(state, rounds - 1)
-                row = np.array([float(world.rank), float(rounds)])
+                row = [float(world.rank), float(rounds)]
                 provider.tell(group, row)
                 _meet(group)  # as a reduction: none writes before all have read, nor goes on before all have written
                 _advance_to(state, rounds)

@@ -13,8 +13,8 @@ import pytest
 from shoal import kernels
 from shoal.backend import numpy_backend
 from shoal.comm.group import ranks_for
-from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.places import Sizes
+from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner
 
@@ -37,7 +37,7 @@ class Momentum:
     def round(self, group: Any, round: int, fused: bool) -> None:
         """One round. Collective."""
         self._round = round
-        self._reducer.start()
+        self._reducer.start(group, round)
         for learner in group.learners_here(self._learners):
             self._reducer.slot()[...] = np.sin(np.arange(self._size) * (round + 1) + learner)
             self._reducer.add(learner)

@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from shoal import kernels
 from shoal.backend import numpy_backend
+from shoal.comm.places import OwnMemory, Sizes
 from shoal.comm.reducer import Reducer, TermsAt
-from shoal.comm.places import Sizes
 from shoal.comm.shared import NodeMemory, share
 from shoal.comm.tuning import Tuner, measure
 from shoal.comm.world import World
@@ -57,12 +57,12 @@ def contribution(world: World, size: int) -> np.ndarray:
 def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Callable[[], None]:
     """One reduction by shoal."""
     tuner = Tuner(reproducible=False, algorithm=algorithm, links=made["links"])
-    memory = made["memory"] if isinstance(made["memory"], NodeMemory) else None
+    memory, mine = made["memory"], contribution(world, size)
     reducer = Reducer(world.backend, size, np.float32, tuner, memory)
-    mine, out = contribution(world, size), made["memory"].versions[0]["anchor"] if memory else made["out"]
 
     def reduce() -> None:
-        reducer.start()
+        out = memory.versions[made["round"] % 2]["anchor"]
+        reducer.start(made["group"], made["round"] + 1)
         reducer.slot()[...] = mine
         reducer.add(world.order.index(world.rank))
         made["round"] += 1
@@ -79,9 +79,11 @@ def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Cal
 
 def main(size: int, tries: int, algorithms: list[str]) -> None:
     world = World(MPI.COMM_WORLD, numpy_backend(), 60.0)
-    memory = share(world, Sizes(size, 0, size, world.size, np.dtype(np.float32)))
+    sizes = Sizes(size, 0, size, world.size, np.dtype(np.float32))
+    memory = share(world, sizes)
+    if not isinstance(memory, NodeMemory):
+        memory = OwnMemory(world.backend, sizes)
     made = {"memory": memory, "links": measure(world), "group": world.group(world.order), "round": 0}
-    made["out"] = np.empty(size, np.float32)
     for algorithm in algorithms:
         reduce = shoals(world, size, algorithm, made) if algorithm != "MPI_Allreduce" else None
         if reduce is None:

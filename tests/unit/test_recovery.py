@@ -141,15 +141,17 @@ def test_the_journal_keeps_the_last_of_two_notes_whole() -> None:
     for mark in (0, 1, 2, 3, 8):
         writer.note(mark, at(mark, by=0).encode())
         assert reader.noted() == (mark, at(mark, by=0).encode())
-    page = int(reader._heads[0][0] > reader._heads[1][0])  # the older one, which a writer that dies leaves torn
-    reader._journal[page][:4] = 255
+    page = int(reader._heads[0, 0, 0] > reader._heads[0, 1, 0])  # the older one, which a writer that dies leaves torn
+    reader._journals[0, page, :4] = 255
     assert reader.noted() == (8, at(8, by=0).encode())
 
 
-def test_one_rank_of_the_node_writes_for_its_group() -> None:
+def test_a_node_knows_what_any_of_its_ranks_knew() -> None:
+    """Whoever begins a round may write over the state before it, and then nobody may go back to that."""
     first, second = nodes_memory(2)
-    group: Any = SimpleNamespace(ids=(10, 11))
-    Journal(second).note(group, at(1, by=1), trains=True)
-    assert first.noted()[0] == NEVER
-    Journal(first).note(group, at(1, by=0), trains=True)
+    Journal(first).note(at(1, by=0), trains=True)
     assert second.noted() == (3, at(1, by=0).encode())
+    Journal(second).note(at(2, by=1), trains=True)
+    assert first.noted() == (5, at(2, by=1).encode())
+    Journal(first).note(at(2, by=0), trains=False)
+    assert first.noted() == second.noted() == (5, at(2, by=1).encode())

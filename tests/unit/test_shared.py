@@ -75,7 +75,7 @@ def test_the_survivors_of_a_killed_rank_end_by_the_deadline_and_name_it(alone: b
 @pytest.mark.skipif(not kernels.can_claim(), reason="one rank for all needs compiled kernels")
 def test_a_rank_that_died_doing_the_work_of_all_is_named_alone() -> None:
     sizes = Sizes(10, 0, 10, 1, np.dtype(np.float32))
-    memory = NodeMemory(mmap.mmap(-1, 1 << 20), (4, 5, 6), 0, sizes, Waiter(0.1, crowded=True))
+    memory = NodeMemory(mmap.mmap(-1, 8 << 20), (4, 5, 6), 0, sizes, Waiter(0.1, crowded=True))
     for member in (1, 2):
         memory._board[8 * member] = 1
     memory._board[8 * RANKS + 2] = 65536 + 1

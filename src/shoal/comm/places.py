@@ -1,9 +1,9 @@
 """Where the arrays of a training lie: two versions of the state, of which each round reads one and writes the other,
 and what learners bring.
 
-The first two sums that the ranks of a node make in a round lie where its new anchor and velocity will: a reduction reads
-an element of each and writes the new one in its place. So a round of two learners touches four arrays of the model's
-size where it would touch six, and they stay in a cache that six do not fit.
+The first two sums that the ranks of a node make in a round lie where its new anchor and velocity will: a reduction
+reads an element of each and writes the new one in its place. So a round of two learners touches four arrays of the
+model's size where it would touch six, and they stay in a cache that six do not fit.
 """
 
 from __future__ import annotations

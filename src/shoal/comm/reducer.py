@@ -7,6 +7,7 @@ is done (strategies.py) is chosen (tuning.py) whenever they change.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy as np
 from shoal.backend import Array, Backend
 from shoal.comm.algorithms import make
 from shoal.comm.group import Group
+from shoal.comm.places import HOMES, OwnMemory
 from shoal.comm.setting import Setting
-from shoal.comm.places import OwnMemory
 from shoal.comm.shared import NodeMemory
 from shoal.comm.strategies import Alone, ByMessages, OnNode, OverNodes, Passes, Strategy, TermsAt, Update
 from shoal.comm.tree import SubtreeSums
@@ -25,7 +26,9 @@ __all__ = ["Passes", "Reducer", "TermsAt", "Update"]
 
 
 class Reducer:
-    """Reduces contributions of `size` numbers, in the way that `tuner` chooses; memory: where they and the state lie."""
+    """Reduces contributions of `size` numbers, in the way that `tuner` chooses.
+
+    memory: where they and the state lie."""
 
     def __init__(self, backend: Backend, size: int, dtype: Any, tuner: Tuner, memory: NodeMemory | OwnMemory) -> None:
         self._backend, self._size, self._dtype = backend, size, dtype
@@ -36,9 +39,9 @@ class Reducer:
         self.choice: Choice | None = None
         """how the last reduction was done"""
 
-    def start(self, group: Group, round: int) -> None:
-        """Begin a round: what is brought may lie where the round's result will."""
-        self._sums.start(self._arrays.numbers(group, 1 - round % 2))
+    def start(self, group: Group | None = None, round: int = 0) -> None:
+        """Begin a round. With a group, the next version of the state takes the place of what is brought."""
+        self._sums.start(itertools.count(HOMES) if group is None else self._arrays.numbers(group, 1 - round % 2))
 
     def slot(self) -> Array:
         """(size,): where the next learner's contribution is to be written, all of it."""

@@ -156,20 +156,21 @@ class NodeMemory:
         row[0] = len(numbers)
         row[1 : 1 + len(numbers)] = numbers
 
-    def tell(self, row: np.ndarray) -> None:
-        """Leave facts of this rank, float64, for those that meet it next."""
-        self._facts[self.me, : row.size] = row
+    def tell(self, row: Sequence[float]) -> None:
+        """Leave facts of this rank for those that meet it next."""
+        self._facts[self.me, : len(row)] = row
 
-    def told(self, members: Sequence[int], width: int) -> np.ndarray:
-        """(members, width): what each told before the last barrier."""
-        return self._facts[list(members), :width]
+    def told(self, members: Sequence[int], width: int) -> list[list[float]]:
+        """The first `width` of what each told before the last barrier."""
+        return [self._facts[member, :width].tolist() for member in members]
 
     def order(self, members: Sequence[int], data: bytes) -> None:
         """Leave these bytes, which fit a frame, for each of the members, which have read what was left for them before;
         seen after a barrier."""
-        places = list(members)
-        self._lengths[places] = len(data)
-        self._orders[places, : len(data)] = np.frombuffer(data, np.uint8)
+        text, length = np.frombuffer(data, np.uint8), len(data)
+        for member in members:
+            self._lengths[member] = length
+            self._orders[member, :length] = text
 
     def ordered(self) -> bytes:
         """What was left for this rank."""

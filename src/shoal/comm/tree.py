@@ -102,11 +102,11 @@ class SubtreeSums:
         self._free: list[int] = []
         self._stack: list[tuple[Vertex, int]] = []
 
-    def start(self, numbers: Iterator[int]) -> None:
-        """Forget what was summed; the next arrays are those of these numbers, in this order."""
+    def start(self, numbers: Iterator[int] | None = None) -> None:
+        """Forget what was summed; the arrays are taken in the order of these numbers."""
         self._stack.clear()
         self._free.clear()
-        self._fresh = numbers
+        self._fresh = numbers or itertools.count()
 
     def slot(self) -> Array:
         """An array for the next `add`; its contents are old."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from shoal import errors
@@ -67,12 +66,9 @@ class Decision(Struct, frozen=True, array_like=True):
         return msgspec.msgpack.decode(data, type=Decision)
 
 
-def facts(stop: bool, busy_s: float, losses: list[float], width: int) -> np.ndarray:
-    """What a rank reports of a round, float64 (2 + width,): its learners' losses come last, in order."""
-    row = np.zeros(2 + width)
-    row[:2] = stop, busy_s
-    row[2 : 2 + len(losses)] = losses
-    return row
+def facts(stop: bool, busy_s: float, losses: list[float], width: int) -> list[float]:
+    """What a rank reports of a round, 2 + width numbers: its learners' losses come last, in order."""
+    return [stop, busy_s, *losses, *[0.0] * (width - len(losses))]
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ class Master:
         """the settings of the stage that was logged last"""
         self._calm_ms: deque[float] = deque(maxlen=64)
 
-    def decide(self, state: TrainState, round_s: float, rows: np.ndarray | None) -> Decision:
+    def decide(self, state: TrainState, round_s: float, rows: Sequence[Sequence[float]] | None) -> Decision:
         """The next decision. rows: the facts of the round just committed, one a rank, or None; it took round_s."""
         progress = state.progress
         if rows is not None:
@@ -237,21 +233,20 @@ class Master:
             "train_s": p.counts.train_s,
         }
 
-    def _close_round(self, state: TrainState, rows: np.ndarray, round_s: float) -> None:
+    def _close_round(self, state: TrainState, rows: Sequence[Sequence[float]], round_s: float) -> None:
         """Add up the times of the round and log it."""
         now, progress = self._now, state.progress
         assert now is not None
-        listed = rows.tolist()
         hosted = blocks(now.learners, now.ranks)
-        losses = [loss for row, block in zip(listed, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
+        losses = [loss for row, block in zip(rows, hosted, strict=True) for loss in row[2 : 2 + len(block)]]
         counts = progress.counts
         self._speeds.append(now.learners * now.steps * now.batch / round_s)
         counts.train_s += round_s
         counts.allocated_rank_s += round_s * self._world.size
-        counts.busy_rank_s += sum(row[1] for row in listed)
+        counts.busy_rank_s += sum(row[1] for row in rows)
         settings = {"ranks": now.ranks, "steps": now.steps, "batch": now.batch, "rate": now.rate}
         self._record("round", **self.where(state), **settings, loss=sum_scalars(losses) / now.learners)
-        if any(row[0] for row in listed) or (now.ranks < self._world.size and self._world.stop_from_reserve()):
+        if any(row[0] for row in rows) or (now.ranks < self._world.size and self._world.stop_from_reserve()):
             self._stop = self._stop or "a signal"
         for learner, loss in enumerate(losses):
             if not math.isfinite(loss):

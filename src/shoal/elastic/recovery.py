@@ -2,9 +2,9 @@
 
 A decision at state d is made when all of the group have committed that state and told the facts of the round before.
 State d stays as it is, on every rank that has it, until a decision at the next is known there; so the newest decision
-that any survivor knows of can be taken again, and everything before it is in the log. A rank has state d if it knows of
-a decision at d, or began the round before. What a rank knows stays in the memory of its node, so that one that slept all
-the time can go on for a group of which nobody is left.
+that any survivor knows of can be taken again, and everything before it is in the log. A rank has state d if it knows
+of a decision at d, or began the round before. What a rank knows stays in the memory of its node, so that one that
+slept all the time can go on for a group of which nobody is left.
 """
 
 from __future__ import annotations

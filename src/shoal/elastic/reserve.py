@@ -20,7 +20,7 @@ from shoal.comm.world import World
 from shoal.elastic.master import Decision
 from shoal.state import TrainState
 
-Decide = Callable[[np.ndarray | None], Decision]
+Decide = Callable[[Sequence[Sequence[float]] | None], Decision]
 
 
 class ReserveProvider:
@@ -35,7 +35,7 @@ class ReserveProvider:
         self._always = listen
         self._all_listen = True
 
-    def next_decision(self, group: Group | None, done: int, row: np.ndarray | None, decide: Decide) -> Decision:
+    def next_decision(self, group: Group | None, done: int, row: Sequence[float] | None, decide: Decide) -> Decision:
         """The master's next decision, on every rank that it concerns.
 
         done: rounds done; row: what this rank told of the last of them, or None where that has been decided on.
@@ -54,7 +54,7 @@ class ReserveProvider:
             order = broadcast_bytes(world.transport if group is None or self._all_listen else group.transport, order)
         if decision is not None and not self._all_listen:
             self._order(group, decision, order)
-        decision = Decision.decode(order)
+        decision = decision or Decision.decode(order)
         self._all_listen = self._always or (self._all_listen and decision.action != "train")
         return decision
 
@@ -70,17 +70,18 @@ class ReserveProvider:
         memory.barrier((here[0], memory.me), BARRIERS * done)
         return memory.ordered()
 
-    def tell(self, group: Group, row: np.ndarray) -> None:
-        """This rank's facts of a round, float64 and of one length on all ranks; before the reduction, with which they
+    def tell(self, group: Group, row: Sequence[float]) -> None:
+        """This rank's facts of a round, of one length on all ranks; before the reduction, with which they
         travel if the group shares memory."""
         if (memory := self._memory_of(group)) is not None:
             memory.tell(row)
 
-    def _told(self, group: Group, row: np.ndarray) -> np.ndarray | None:
+    def _told(self, group: Group, row: Sequence[float]) -> list[list[float]] | None:
         """Master: the rows of all ranks of the group."""
         if (memory := self._memory_of(group)) is None:
-            return gather(group.transport, row)
-        return memory.told(memory.members(group.ids), row.size) if self._world.is_master else None
+            rows: list[list[float]] = gather(group.transport, np.array(row)).tolist()
+            return rows
+        return memory.told(memory.members(group.ids), len(row)) if self._world.is_master else None
 
     def _memory_of(self, group: Group) -> NodeMemory | None:
         """The memory that all ranks of the group share."""
