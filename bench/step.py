@@ -5,12 +5,18 @@ net on their own, side by side on the same cores: gradient and local step, nothi
 steps over K steps of the slower of the two; medians over the rounds of a run, then over the repeats, in which the
 two take turns. `cpu_ratio` is the same for the processor time of a process, which other programs on the machine
 change less: it has the work and the looking around of a wait, not the sleep. BLAS has one thread.
+
+`meeting_ns` is how long two processes take to meet at a barrier, before each run of the job: where it is several times
+the least, the two cores share no cache at that time (a virtual machine may be moved so), and what ranks share costs
+two to three times as much, while two trainers that share nothing notice nothing. `ratios` has a pair of both a repeat.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -37,6 +43,7 @@ HIDDEN, BATCH, LEARNERS, RATE = (784, 512, 256), 64, 2, 0.01
 TARGETS = {1: 1.08, 8: 1.03}
 STEPS_TIMED, ROUNDS_SKIPPED = 240, 5
 LIMIT_S = 300
+MEETINGS = 20_000
 
 
 def data() -> DataSet:
@@ -107,6 +114,25 @@ def side_by_side(commands: list[list[str]]) -> tuple[float, float]:
     return max(one["round_ms"] for one in said), max(one["cpu_ms"] for one in said)
 
 
+def meeting_ns() -> float:
+    """The time of one meeting of two processes, of many."""
+    board = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
+
+    def meet(me: int) -> float:
+        line, began = kernels.barrier(board, (0, 1), me), 0
+        for sequence in range(1, MEETINGS + 1):
+            began = began or (sequence > MEETINGS // 10) * time.perf_counter_ns()
+            line.arrive(sequence)
+            line.wait(sequence, 1_000_000, 0, LIMIT_S)
+        return (time.perf_counter_ns() - began) / (MEETINGS * 0.9)
+
+    other = multiprocessing.get_context("fork").Process(target=meet, args=(1,))
+    other.start()
+    ns = meet(0)
+    other.join(LIMIT_S)
+    return ns
+
+
 def compare(steps: int, repeats: int) -> dict[str, Any]:
     """One row."""
     job = [sys.executable, "-m", "shoal", "launch", "-n", str(LEARNERS), str(HERE), "job", str(steps)]
@@ -114,11 +140,12 @@ def compare(steps: int, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         start = str(time.time() + 3)
         slower_ms, slower_cpu_ms = side_by_side([[sys.executable, str(HERE), "alone", str(steps), start]] * LEARNERS)
+        met_ns = meeting_ns()
         round_ms, cpu_ms = side_by_side([job])
-        rows.append((round_ms, slower_ms, round_ms / slower_ms, cpu_ms / slower_cpu_ms))
+        rows.append((round_ms, slower_ms, round_ms / slower_ms, cpu_ms / slower_cpu_ms, met_ns))
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    ratios = sorted(round(row[2], 3) for row in rows)
-    names = ("round_ms", "alone_ms", "ratio", "cpu_ratio")
+    ratios = sorted((round(row[2], 3), round(row[4])) for row in rows)
+    names = ("round_ms", "alone_ms", "ratio", "cpu_ratio", "meeting_ns")
     return {"steps": steps, **dict(zip(names, medians, strict=True)), "target": TARGETS.get(steps), "ratios": ratios}
 
 

@@ -49,8 +49,10 @@ _JOURNAL_BYTES = 1 << 20
 _GENERATION = 1 << 32
 """Barriers of two generations of a world never have the same number: what a rank wrote before a loss counts for
 nothing after it."""
-_SPINS, _YIELDS = 50, 100
+_SPINS = 50
 """Short: a rank that spins may have the core that the one it waits for needs, whatever the number of cores."""
+_YIELDS, _YIELDS_CROWDED = 400, 100
+"""Longer than the master takes for a decision: who sleeps is woken late."""
 _ONE_FOR_ALL_BYTES = 512 << 10
 """With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
 _KEPT_BARRIERS = 16
@@ -216,7 +218,7 @@ class NodeMemory:
     def patience(self) -> tuple[int, int, float]:
         """How a wait in C goes: looks, then looks with the core given away in between, then sleep, and seconds until
         it comes back."""
-        return (0 if self._waiter.crowded else _SPINS), _YIELDS, _LOOK_S
+        return (0, _YIELDS_CROWDED, _LOOK_S) if self._waiter.crowded else (_SPINS, _YIELDS, _LOOK_S)
 
     def _barrier(self, members: tuple[int, ...]) -> kernels.Barrier:
         if members not in self._barriers:
