@@ -225,7 +225,9 @@ def main() -> None:
     options = parser.parse_args()
     header = {"bench": "torch_step", **environment.describe(), "net": options.net, "batch": BATCH}
     print(json.dumps({**header, "load_before": os.getloadavg()[0]}), flush=True)
-    for row in (alone(options.net), memory(options.net), *ranks(options.net, options.repeats)):
+    print(json.dumps(alone(options.net)), flush=True)
+    print(json.dumps(memory(options.net)), flush=True)
+    for row in ranks(options.net, options.repeats):
         print(json.dumps(row), flush=True)
     return None
 
