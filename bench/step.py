@@ -6,9 +6,9 @@ steps over K steps of the slower of the two; medians over the rounds of a run, t
 two take turns. `cpu_ratio` is the same for the processor time of a process, which other programs on the machine
 change less: it has the work and the looking around of a wait, not the sleep. BLAS has one thread.
 
-`meeting_ns` is how long two processes take to meet at a barrier, before each run of the job: where it is several times
-the least, the two cores share no cache at that time (a virtual machine may be moved so), and what ranks share costs
-two to three times as much, while two trainers that share nothing notice nothing. `ratios` has a pair of both a repeat.
+`ratios` has of each repeat the ratio, and how long two processes take to meet at a barrier before and after the job, in
+ns: where that is several times the least, the two cores share no cache at that time (a virtual machine may be moved
+so), and what ranks share costs two to three times as much, while trainers that share nothing notice nothing.
 """
 
 from __future__ import annotations
@@ -140,13 +140,14 @@ def compare(steps: int, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         start = str(time.time() + 3)
         slower_ms, slower_cpu_ms = side_by_side([[sys.executable, str(HERE), "alone", str(steps), start]] * LEARNERS)
-        met_ns = meeting_ns()
+        met_ns = [meeting_ns()]
         round_ms, cpu_ms = side_by_side([job])
-        rows.append((round_ms, slower_ms, round_ms / slower_ms, cpu_ms / slower_cpu_ms, met_ns))
+        met_ns.append(meeting_ns())
+        rows.append((round_ms, slower_ms, round_ms / slower_ms, cpu_ms / slower_cpu_ms, *met_ns))
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    ratios = sorted((round(row[2], 3), round(row[4])) for row in rows)
-    names = ("round_ms", "alone_ms", "ratio", "cpu_ratio", "meeting_ns")
-    return {"steps": steps, **dict(zip(names, medians, strict=True)), "target": TARGETS.get(steps), "ratios": ratios}
+    ratios = sorted((round(row[2], 3), *map(round, row[4:])) for row in rows)
+    names = ("round_ms", "alone_ms", "ratio", "cpu_ratio")
+    return {"steps": steps, **dict(zip(names, medians, strict=False)), "target": TARGETS.get(steps), "ratios": ratios}
 
 
 def main() -> None:
