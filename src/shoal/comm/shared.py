@@ -6,7 +6,7 @@ only where it is touched, so a resize changes a list of ranks and no memory:
 
     board       a line of 64 bytes a rank, for the barrier, and one for the work that one rank does for all
     journals    of each rank: the last decision that it carries out, and the scalars of its state
-    table       which of its slots hold a rank's subtree sums, in the order of the tree
+    table       which arrays hold the subtree sums of a rank, in the order of the tree
     facts       what a rank tells the master of a round
     orders      what the master tells each rank after it
     homes       anchor and velocity in two versions, of which each round reads one and writes the other; the first
@@ -77,7 +77,6 @@ class NodeMemory:
         self.ids, self.me = list(ids), me
         self._base = 0
         self._waiter = waiter
-        self._item_bytes = sizes.dtype.itemsize
         self._barriers: dict[tuple[int, ...], kernels.Barrier] = {}
         self._map = memory
         self._bytes = np.frombuffer(memory, np.uint8)
@@ -190,7 +189,7 @@ class NodeMemory:
 
     def one_for_all(self, contributions: int, size: int) -> bool:
         """Whether a reduction of so many arrays of `size` numbers is done by one rank alone."""
-        small = contributions * size * self._item_bytes <= _ONE_FOR_ALL_BYTES
+        small = contributions * size * self._sizes.dtype.itemsize <= _ONE_FOR_ALL_BYTES
         return small and self._waiter.crowded and self.can_claim
 
     def barrier(self, members: tuple[int, ...], sequence: int) -> None:
