@@ -225,14 +225,14 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     return from_tree(tree, str(path))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises InputError."""
+def read_toml(path: Path, kind: str = "config") -> dict[str, Any]:
+    """The tables of a TOML file, of a kind that errors call it by. Raises InputError."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"config {path} cannot be read ({error.strerror}); name an existing TOML file") from None
+        raise InputError(f"{kind} {path} cannot be read ({error.strerror}); name an existing TOML file") from None
     except ValueError as error:
-        raise InputError(f"config {path} is not valid TOML: {error}; correct that line") from None
+        raise InputError(f"{kind} {path} is not valid TOML: {error}; correct that line") from None
 
 
 def override(tree: dict[str, Any], text: str) -> None:

@@ -192,6 +192,22 @@ def test_what_cannot_be_predicted_is_one_sentence(where: str, options: Options, 
     assert "\n" not in str(raised.value)
 
 
+def test_links_that_are_not_all_given_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (machine.FOLDER / "frontier.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("message_s = 1e-06\n", "", 1))
+    with pytest.raises(InputError, match=r"links.*message_s") as raised:
+        machine.load(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_machine_file_that_is_no_toml_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("about = = 1")
+    with pytest.raises(InputError, match=r"machine .*mine\.toml is not valid TOML"):
+        machine.load(str(path))
+
+
 def test_an_unknown_key_of_a_network_is_named(tmp_path: Path) -> None:
     text = (ROOT / "jobs/machines/summit.toml").read_text(encoding="utf-8")
     path = tmp_path / "mine.toml"

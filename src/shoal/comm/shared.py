@@ -59,8 +59,8 @@ _YIELDS, _YIELDS_CROWDED = 400, 100
 _ONE_FOR_ALL_BYTES = 512 << 10
 """With more ranks than cores, one rank does the work of all if it is no more than this: measured."""
 _KEPT_BARRIERS = 16
-_LOOK_S = 0.05
-"""A wait in C comes back this often, so that Python sees signals and the deadline."""
+_LOOK_S = 0.02
+"""A wait in C comes back this often, so that Python sees signals, lost ranks and the deadline."""
 
 
 class NodeMemory:

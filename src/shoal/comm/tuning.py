@@ -30,15 +30,15 @@ _WIRE_BYTES = {"float32": None, "float16": 2, "bfloat16": 2}
 
 
 class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it costs to send. Where nothing was measured these are of a usual cluster."""
+    """What it costs to send."""
 
-    step_s: Annotated[float, Meta(ge=0, le=1e9)] = 20e-6
+    step_s: Annotated[float, Meta(ge=0, le=1e9)]
     """the latency of a step"""
-    message_s: Annotated[float, Meta(ge=0, le=1e9)] = 3e-6
+    message_s: Annotated[float, Meta(ge=0, le=1e9)]
     """one more message in a step"""
-    byte_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.2e-9
+    byte_s: Annotated[float, Meta(ge=0, le=1e9)]
     """a byte between ranks of a node"""
-    crossing_byte_s: Annotated[float, Meta(ge=0, le=1e9)] = 1e-9
+    crossing_byte_s: Annotated[float, Meta(ge=0, le=1e9)]
     """a byte that leaves a node, all its ranks together"""
 
     def seconds(self, spent: Cost, item_bytes: int) -> float:
@@ -46,6 +46,10 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         posted = max(0.0, spent.messages - spent.steps) * self.message_s
         sent_s = (spent.numbers * self.byte_s + spent.crossing * self.crossing_byte_s) * item_bytes
         return spent.steps * self.step_s + posted + sent_s
+
+
+USUAL = Links(step_s=20e-6, message_s=3e-6, byte_s=0.2e-9, crossing_byte_s=1e-9)
+"""those of a usual cluster, where nothing was measured"""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Tuner:
     def time_s(self, name: str, place: Place, size: int, item_bytes: int) -> float:
         """The time that the algorithm would take, by the figures of the links."""
         spent = cost(name, place.learners, place.nodes or (1,) * place.ranks, size)
-        return (self.links or Links()).seconds(spent, _WIRE_BYTES[self.wire] or item_bytes)
+        return (self.links or USUAL).seconds(spent, _WIRE_BYTES[self.wire] or item_bytes)
 
     def log(self, choice: Choice, place: Place, round: int) -> None:
         """Report what was chosen, at which place, from which figures."""
@@ -170,7 +174,6 @@ def _shift_s(transport: Transport, backend: Backend, count: int, n_bytes: int) -
 
 def _links(rows: np.ndarray, lanes: int) -> Links:
     """rows: (ranks, 2, 3), the times of all ranks in their node and between nodes; zeros where there were none."""
-    usual = Links()
     middle = [
         [float(np.median(kind[:, k][kind[:, k] > 0])) if (kind[:, k] > 0).any() else 0.0 for k in range(3)]
         for kind in (rows[:, 0], rows[:, 1])
@@ -178,7 +181,7 @@ def _links(rows: np.ndarray, lanes: int) -> Links:
     near, far = middle
     slowest = far if far[0] else near
     if not slowest[0]:
-        return usual
+        return USUAL
     message_s = max(0.0, slowest[1] - slowest[0]) / (_BESIDE - 1)
     byte_s = max(0.0, near[2] - near[0]) / _LONG_BYTES
     crossing_byte_s = max(0.0, far[2] - far[0]) / (_LONG_BYTES * lanes)

@@ -141,7 +141,7 @@ def load(name: str) -> Machine:
         close = difflib.get_close_matches(name, names(), 1)
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(names())}, or ./YOURS.toml"
         raise InputError(f"{name or repr(name)} is not a known machine; {hint}")
-    machine = configs.convert(configs.read_toml(path), Machine, f"machine {name}")
+    machine = configs.convert(configs.read_toml(path, "machine"), Machine, f"machine {name}")
     check(machine, f"machine {name}")
     return machine
 

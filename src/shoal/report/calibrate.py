@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from shoal.comm.algorithms import KEEPS_ORDER
 from shoal.comm.network import Buffers, Network
-from shoal.comm.tuning import Links
+from shoal.comm.tuning import USUAL, Links
 from shoal.config import Config, parse_toml
 from shoal.config import from_tree as config_from_tree
 from shoal.errors import InputError
@@ -146,7 +146,7 @@ def calibrate(found: Sequence[Point]) -> Calibration:
         )
 
     crosses = any(point.ranks > point.per_node for point in found)
-    usual = {} if crosses else {"host_byte_s": Links().crossing_byte_s}
+    usual = {} if crosses else {"host_byte_s": USUAL.crossing_byte_s}
     guess = {name: value for name, value in _GUESS.items() if name not in usual}
 
     def named(values: np.ndarray) -> dict[str, float]:

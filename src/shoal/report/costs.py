@@ -60,8 +60,9 @@ def residual_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 def totals(found: Prediction) -> str:
     """One line."""
+    nodes = f"{found.nodes} node{'s' * (found.nodes != 1)}"
     return (
-        f"predicted in all: {duration(found.seconds)} on {found.ranks} ranks, {found.nodes} nodes; efficiency "
+        f"predicted in all: {duration(found.seconds)} on {found.ranks} ranks, {nodes}; efficiency "
         f"{100 * found.efficiency:.1f}%; {found.learner_steps:,} learner-steps, rank-hours "
         f"{hours(found.seconds * found.ranks)} allocated and {hours(found.busy_s)} busy, node-hours "
         f"{hours(found.node_s)} held and {hours(found.used_node_s)} used"
