@@ -155,3 +155,31 @@ def test_a_node_knows_what_any_of_its_ranks_knew() -> None:
     assert first.noted() == (5, at(2, by=1).encode())
     Journal(first).note(at(2, by=0), trains=False)
     assert first.noted() == second.noted() == (5, at(2, by=1).encode())
+
+
+def test_a_round_that_is_done_again_without_a_node_leaves_it_without_the_state_after() -> None:
+    """Both nodes began round 4, in which a rank was lost; the first did it again alone, and another is lost."""
+    first, second = nodes_memory(1)[0], nodes_memory(1)[0]
+    for memory in (first, second):
+        Journal(memory).note(at(4, by=0), trains=True)
+        memory.new_generation(1)
+    recovered((NEVER, NEVER), (0, 1), {0: [first], 1: [second]})
+    assert first.noted()[0] == second.noted()[0] == 8
+    Journal(first).note(at(4, by=0), trains=True)
+    Journal(first).note(at(5, by=0), trains=True)
+    for memory in (first, second):
+        memory.new_generation(2)
+    results = recovered((NEVER, NEVER), (0, 1), {0: [first], 1: [second]})
+    assert [state.progress for state, _, _ in results] == 2 * [at(5, by=0)]
+    assert [sent for _, _, sent in results] == [[1], []]
+
+
+def test_of_several_notes_at_one_state_the_last_counts() -> None:
+    """An evaluation, a checkpoint and a resize may be decided on at one state, and the first changes what is counted."""
+    memory = nodes_memory(1)[0]
+    for first in (3, 4):
+        journal = Journal(memory)
+        journal.note(at(first, by=0), trains=True)
+        for by in (1, 2, 3):
+            journal.note(at(first + 1, by), trains=False)
+            assert journal.newest() == (2 * first + 2, at(first + 1, by).encode())
