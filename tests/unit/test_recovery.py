@@ -15,6 +15,7 @@ from shoal.comm.collectives import broadcast, gather
 from shoal.comm.places import Sizes
 from shoal.comm.shared import NodeMemory
 from shoal.comm.wait import Waiter
+from shoal.elastic.master import Decision
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
 from shoal.errors import RankLost
@@ -175,7 +176,7 @@ def test_a_round_that_is_done_again_without_a_node_leaves_it_without_the_state_a
 
 
 def test_of_several_notes_at_one_state_the_last_counts() -> None:
-    """An evaluation, a checkpoint and a resize may be decided on at one state, and the first changes what is counted."""
+    """An evaluation, a checkpoint and a resize may be decided on at one state; the first changes what is counted."""
     memory = nodes_memory(1)[0]
     for first in (3, 4):
         journal = Journal(memory)
@@ -183,3 +184,23 @@ def test_of_several_notes_at_one_state_the_last_counts() -> None:
         for by in (1, 2, 3):
             journal.note(at(first + 1, by), trains=False)
             assert journal.newest() == (2 * first + 2, at(first + 1, by).encode())
+
+
+def test_what_is_overwritten_from_another_node_is_nothing_to_go_back_to() -> None:
+    """The second node trained before, and what it has of the state of then is worth nothing after an evaluation."""
+    away = nodes_memory(2)
+    memories = {0: nodes_memory(2)[:1], 1: away}
+    Journal(memories[0][0]).note(at(7, by=0), trains=False)
+    Journal(away[1]).note(at(3, by=1), trains=True)
+
+    def work(transport: ThreadTransport) -> int:
+        rank, node_of = transport.rank, (0, 1, 1)
+        world = World(transport, node_of)
+        world.order = (0, 1, 2)
+        memory = memories[node_of[rank]][rank - node_of[rank]]
+        journal = Journal(memory)
+        provider = ReserveProvider(world, memory, lambda: False, forget=journal.forget)  # type: ignore[arg-type]
+        provider.spread(np.zeros(5, np.float32), Decision("evaluate", knowing=1))
+        return journal.newest()[0]
+
+    assert on_ranks(3, work) == [14, NEVER, NEVER]

@@ -135,6 +135,10 @@ class NodeMemory:
         heads[older][1] = len(scalars)
         heads[older][0] = self._base + mark + 1
 
+    def forget(self) -> None:
+        """Nothing was noted by any rank of the node."""
+        self._heads[:, :, 0] = 0
+
     def noted(self) -> tuple[int, bytes]:
         """The last mark that a rank of the node noted, in the newest generation that one noted in, with its scalars; -1
         if nothing was."""

@@ -35,6 +35,12 @@ class Journal:
         if self._memory is not None:
             self._memory.note(*self._own)
 
+    def forget(self) -> None:
+        """What this rank and its node have of the state is about to be overwritten from outside."""
+        self._own = (-1, b"")
+        if self._memory is not None:
+            self._memory.forget()
+
     def newest(self) -> tuple[int, bytes]:
         """The mark and the scalars, -1 if nothing was begun here."""
         if self._memory is None:
