@@ -103,6 +103,12 @@ def test_of_those_that_know_as_much_the_first_is_the_source() -> None:
         assert {float(state.arrays[name][0]) for state, _, _ in results} == {301, 302}
 
 
+def test_who_never_had_a_state_does_not_have_the_first_one() -> None:
+    results = recovered((1, NEVER, 0))
+    assert [state.progress for state, _, _ in results] == 3 * [at(0, by=0)]
+    assert [sent for _, _, sent in results] == [[1], [], []]
+
+
 def test_nobody_has_the_state() -> None:
     with pytest.raises(RankLost, match="no rank is left that has the state") as raised:
         recovered((NEVER, NEVER, NEVER))

@@ -63,7 +63,7 @@ def recover_state(world: World, provider: ReserveProvider, journal: Journal, sta
     everybody = [source, *(rank for rank in range(world.size) if rank != source)]
     state.progress = Progress.decode(broadcast_bytes(Subset(world.transport, everybody), scalars))
     state_mark = newest // 2 * 2
-    knowing = [rank for rank in range(world.size) if marks[rank] >= state_mark - 1]
+    knowing = [rank for rank in range(world.size) if marks[rank] >= max(state_mark - 1, 0)]
     others = [rank for rank in range(world.size) if rank not in knowing]
     if world.rank in knowing:
         # Before anybody goes on: a round that was begun here is done again, perhaps without this rank, which has the
