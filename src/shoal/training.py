@@ -63,12 +63,13 @@ class Training:
         tuner = make_tuner(world, config.run, memory is not None, self._record)
         self._reducer = Reducer(backend, size, np.float32, tuner, arrays)
         self._average = ReductionMomentum(layout, config.averaging, config.train, backend)
-        self._provider = ReserveProvider(world, memory, stop_requested, self._supply is not None)
+        self._journal = Journal(memory)
+        listen = self._supply is not None
+        self._provider = ReserveProvider(world, memory, stop_requested, listen, self._journal.forget)
         self._deadline = Deadline(here.end_time_s, config.run.stop_margin_s)
         self._gives_back = config.run.give_back_nodes and here.gives_back and not (self._supply or job.policy)
         outside = Outside(self._stop_reason, recorder.wish, job.policy)
         self._master = Master(config, job.plan, world, self._record, outside, self._supply)
-        self._journal = Journal(memory)
         self._group: Group | None = None
         self._row: list[float] | None = None
         """this rank's facts of the round just done"""

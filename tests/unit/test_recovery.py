@@ -15,6 +15,7 @@ from shoal.comm.collectives import broadcast, gather
 from shoal.comm.places import Sizes
 from shoal.comm.shared import NodeMemory
 from shoal.comm.wait import Waiter
+from shoal.elastic.master import Decision
 from shoal.elastic.recovery import Journal, recover_state
 from shoal.elastic.reserve import ReserveProvider
 from shoal.errors import RankLost
@@ -102,6 +103,12 @@ def test_of_those_that_know_as_much_the_first_is_the_source() -> None:
         assert {float(state.arrays[name][0]) for state, _, _ in results} == {301, 302}
 
 
+def test_who_never_had_a_state_does_not_have_the_first_one() -> None:
+    results = recovered((1, NEVER, 0))
+    assert [state.progress for state, _, _ in results] == 3 * [at(0, by=0)]
+    assert [sent for _, _, sent in results] == [[1], [], []]
+
+
 def test_nobody_has_the_state() -> None:
     with pytest.raises(RankLost, match="no rank is left that has the state") as raised:
         recovered((NEVER, NEVER, NEVER))
@@ -155,3 +162,51 @@ def test_a_node_knows_what_any_of_its_ranks_knew() -> None:
     assert first.noted() == (5, at(2, by=1).encode())
     Journal(first).note(at(2, by=0), trains=False)
     assert first.noted() == second.noted() == (5, at(2, by=1).encode())
+
+
+def test_a_round_that_is_done_again_without_a_node_leaves_it_without_the_state_after() -> None:
+    """Both nodes began round 4, in which a rank was lost; the first did it again alone, and another is lost."""
+    first, second = nodes_memory(1)[0], nodes_memory(1)[0]
+    for memory in (first, second):
+        Journal(memory).note(at(4, by=0), trains=True)
+        memory.new_generation(1)
+    recovered((NEVER, NEVER), (0, 1), {0: [first], 1: [second]})
+    assert first.noted()[0] == second.noted()[0] == 8
+    Journal(first).note(at(4, by=0), trains=True)
+    Journal(first).note(at(5, by=0), trains=True)
+    for memory in (first, second):
+        memory.new_generation(2)
+    results = recovered((NEVER, NEVER), (0, 1), {0: [first], 1: [second]})
+    assert [state.progress for state, _, _ in results] == 2 * [at(5, by=0)]
+    assert [sent for _, _, sent in results] == [[1], []]
+
+
+def test_of_several_notes_at_one_state_the_last_counts() -> None:
+    """An evaluation, a checkpoint and a resize may be decided on at one state; the first changes what is counted."""
+    memory = nodes_memory(1)[0]
+    for first in (3, 4):
+        journal = Journal(memory)
+        journal.note(at(first, by=0), trains=True)
+        for by in (1, 2, 3):
+            journal.note(at(first + 1, by), trains=False)
+            assert journal.newest() == (2 * first + 2, at(first + 1, by).encode())
+
+
+def test_what_is_overwritten_from_another_node_is_nothing_to_go_back_to() -> None:
+    """The second node trained before, and what it has of the state of then is worth nothing after an evaluation."""
+    away = nodes_memory(2)
+    memories = {0: nodes_memory(2)[:1], 1: away}
+    Journal(memories[0][0]).note(at(7, by=0), trains=False)
+    Journal(away[1]).note(at(3, by=1), trains=True)
+
+    def work(transport: ThreadTransport) -> int:
+        rank, node_of = transport.rank, (0, 1, 1)
+        world = World(transport, node_of)
+        world.order = (0, 1, 2)
+        memory = memories[node_of[rank]][rank - node_of[rank]]
+        journal = Journal(memory)
+        provider = ReserveProvider(world, memory, lambda: False, forget=journal.forget)  # type: ignore[arg-type]
+        provider.spread(np.zeros(5, np.float32), Decision("evaluate", knowing=1))
+        return journal.newest()[0]
+
+    assert on_ranks(3, work) == [14, NEVER, NEVER]

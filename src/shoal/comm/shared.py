@@ -127,18 +127,26 @@ class NodeMemory:
         self._base = generation * _GENERATION
 
     def note(self, mark: int, scalars: bytes) -> None:
-        """Keep the scalars of a state under a mark that grows, for whoever is left of the node."""
+        """Keep the scalars of a state under a mark that grows, for whoever is left of the node. What was noted in an
+        older generation counts for nothing from then on."""
         heads, pages = self._heads[self.me], self._journals[self.me]
         older = int(heads[0][0] >= heads[1][0])
         pages[older][: len(scalars)] = np.frombuffer(scalars, np.uint8)
         heads[older][1] = len(scalars)
-        heads[older][0] = mark + 1
+        heads[older][0] = self._base + mark + 1
+
+    def forget(self) -> None:
+        """Nothing was noted by any rank of the node."""
+        self._heads[:, :, 0] = 0
 
     def noted(self) -> tuple[int, bytes]:
-        """The last mark that a rank of the node noted, with its scalars; -1 if nothing was."""
+        """The last mark that a rank of the node noted, in the newest generation that one noted in, with its scalars; -1
+        if nothing was."""
         marks = self._heads[:, :, 0]
         place, page = divmod(int(marks.argmax()), 2)
-        return int(marks[place, page]) - 1, self._journals[place, page][: self._heads[place, page, 1]].tobytes()
+        return int(marks[place, page]) % _GENERATION - 1, self._journals[place, page][
+            : self._heads[place, page, 1]
+        ].tobytes()
 
     def numbers(self, group: Group, version: int) -> Iterator[int]:
         """Which arrays this rank takes for its sums, in order, in a round of the group that writes the version."""

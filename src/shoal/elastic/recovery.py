@@ -35,11 +35,18 @@ class Journal:
         if self._memory is not None:
             self._memory.note(*self._own)
 
+    def forget(self) -> None:
+        """What this rank and its node have of the state is about to be overwritten from outside."""
+        self._own = (-1, b"")
+        if self._memory is not None:
+            self._memory.forget()
+
     def newest(self) -> tuple[int, bytes]:
         """The mark and the scalars, -1 if nothing was begun here."""
         if self._memory is None:
             return self._own
-        return max(self._own, self._memory.noted(), key=lambda known: known[0])
+        noted = self._memory.noted()
+        return self._own if self._own[0] == noted[0] else noted  # of several notes at one state the own are in order
 
 
 def recover_state(world: World, provider: ReserveProvider, journal: Journal, state: TrainState) -> None:
@@ -56,12 +63,17 @@ def recover_state(world: World, provider: ReserveProvider, journal: Journal, sta
     everybody = [source, *(rank for rank in range(world.size) if rank != source)]
     state.progress = Progress.decode(broadcast_bytes(Subset(world.transport, everybody), scalars))
     state_mark = newest // 2 * 2
-    knowing = [rank for rank in range(world.size) if marks[rank] >= state_mark - 1]
+    knowing = [rank for rank in range(world.size) if marks[rank] >= max(state_mark - 1, 0)]
     others = [rank for rank in range(world.size) if rank not in knowing]
+    if world.rank in knowing:
+        # Before anybody goes on: a round that was begun here is done again, perhaps without this rank, which has the
+        # state after it no more.
+        journal.note(state.progress, trains=False)
     holders = provider.holders(source, knowing, others)
     if holders is not None:
         for array in state.arrays.values():
             broadcast(holders, array)
     world.meet()
-    journal.note(state.progress, trains=False)
+    if world.rank in others:
+        journal.note(state.progress, trains=False)
     provider.all_listen()

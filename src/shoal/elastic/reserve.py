@@ -25,14 +25,20 @@ Decide = Callable[[Sequence[Sequence[float]] | None], Decision]
 
 class ReserveProvider:
     """Carries decisions to all ranks of a world and makes its groups. memory: where ranks of a node share the state, if
-    they do; listen: nobody ever sleeps, since all have a part in bringing in ranks."""
+    they do; listen: nobody ever sleeps, since all have a part in bringing in ranks; forget: called before arrays of
+    another node are written over those of this one, to which nobody can go back from then on."""
 
     def __init__(
-        self, world: World, memory: NodeMemory | None, stop_requested: Callable[[], bool], listen: bool = False
+        self,
+        world: World,
+        memory: NodeMemory | None,
+        stop_requested: Callable[[], bool],
+        listen: bool = False,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self._world, self._memory = world, memory
         self._stop_requested = stop_requested
-        self._always = listen
+        self._always, self._forget = listen, forget
         self._all_listen = True
 
     def next_decision(self, group: Group | None, done: int, row: Sequence[float] | None, decide: Decide) -> Decision:
@@ -135,6 +141,8 @@ class ReserveProvider:
 
     def _subset(self, source: int, receivers: Sequence[int]) -> Subset | None:
         holders = [source, *receivers]
+        if self._world.rank in receivers:
+            self._forget()
         return Subset(self._world.transport, holders) if receivers and self._world.rank in holders else None
 
     def _order(self, group: Group | None, decision: Decision, order: bytes) -> None:
