@@ -257,9 +257,15 @@ def hold(world: World, reductions: int) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Collective over the ranks."""
     parser = timing.parser(__doc__.splitlines()[0])
-    parser.add_argument("--algorithms", nargs="*", choices=sorted(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--hold", type=int, metavar="N", help="instead: what ranks hold before and after N reductions")
+    parser.add_argument("--algorithms", nargs="+", choices=sorted(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument(
+        "--hold", type=timing.positive, metavar="N", help="instead: what ranks hold before and after N reductions"
+    )
     options = parser.parse_args(arguments)
+    if any(size % np.dtype(options.dtype).itemsize for size in options.sizes):
+        parser.error(f"--sizes are bytes of whole elements, which have {np.dtype(options.dtype).itemsize} each")
+    if MPI.COMM_WORLD.size == 1:
+        parser.error("one rank has nobody to reduce with; start it by `shoal launch -n 2`")
     world = World(MPI.COMM_WORLD, numpy_backend())
     timing.pin(world.rank, world.size)
     header = {"bench": "allreduce", **environment.describe(), "ranks": world.size, "mpi": world.library}

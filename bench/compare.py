@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sizes", type=int, nargs="*", default=timing.SIZES)
+    parser.add_argument("--sizes", type=timing.positive, nargs="+", default=timing.SIZES)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--json", type=Path, help="a file for the headers and medians, as JSON lines")
     options = parser.parse_args()

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 import shoal
+import timing
 from shoal import environment, kernels
 from shoal.backend import numpy_backend
 from shoal.config import Data
@@ -157,8 +158,8 @@ def main() -> None:
     if sys.argv[1:2] == ["alone"]:
         return alone(int(sys.argv[2]), float(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, nargs="*", default=list(TARGETS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=timing.positive, nargs="+", default=list(TARGETS))
+    parser.add_argument("--repeats", type=timing.positive, default=5)
     options = parser.parse_args()
     header = {"bench": "step", **environment.describe(), "net": ["mlp", 784, *HIDDEN, 10], "batch": BATCH}
     print(json.dumps({**header, "ranks": LEARNERS, "load_before": os.getloadavg()[0]}), flush=True)

@@ -72,10 +72,17 @@ def row(program: str, algorithm: str, size: tuple[int, Any], ranks: int, us: tup
     return {**dict(zip(COLUMNS, values, strict=True)), "iterations": iterations(n_bytes)}
 
 
+def positive(text: str) -> int:
+    """The argument of an option that counts something. ValueError if it is none."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
 def parser(text: str) -> argparse.ArgumentParser:
     """The options that all programs have."""
     made = argparse.ArgumentParser(description=text)
-    made.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes, of all elements together")
+    made.add_argument("--sizes", type=positive, nargs="+", default=SIZES, help="bytes, of all elements together")
     made.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     made.add_argument("--json", action="store_true", help="JSON lines rather than a table")
     return made

@@ -250,6 +250,26 @@ def test_a_killed_mpiexec_leaves_no_file(
     assert not [*(tmp_path / "own").iterdir()]
 
 
+@pytest.mark.skipif(loaded().name != OPEN_MPI, reason="a segment that nobody takes away is Open MPI's")
+def test_a_process_without_a_launcher_leaves_no_segment() -> None:
+    text = """
+from pathlib import Path
+from mpi4py import MPI
+from shoal.backend import numpy_backend
+from shoal.comm.world import World
+World(MPI.COMM_WORLD, numpy_backend())
+for line in Path("/proc/self/maps").read_text().splitlines():
+    if "/sm_segment." in line:
+        print(line.split(maxsplit=5)[-1])
+"""
+    alone = {key: value for key, value in os.environ.items() if not key.startswith(("PMIX_", "OMPI_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=alone, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE
+    )
+    segments = done.stdout.decode().splitlines()
+    assert segments and all(name.endswith("(deleted)") for name in segments)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_to_the_launcher_creates_the_stop_file(run: Callable[..., Run], number: int) -> None:
     job = run("reduce_until(stop_file.exists)", 2, stop_file=True)

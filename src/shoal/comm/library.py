@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 INTEL_MPI = "Intel MPI"
 MPICH_SEGMENTS = "/dev/shm/mpich_shm_"
+OPEN_MPI_SEGMENTS = "/dev/shm/sm_segment."
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,20 @@ def loaded() -> Library:
 
 
 def forget_segments() -> None:
-    """Take the names of this process's MPICH segments away, which outlive a job that is killed. For when all ranks have
-    been through MPI_Init: nobody opens them afterwards, and MPI_Finalize does not miss them."""
-    if loaded().name == MPICH:
-        for name in _mapped():
-            if name.startswith(MPICH_SEGMENTS):
-                with contextlib.suppress(OSError):
-                    Path(name).unlink()
+    """Take the names away of this process's segments that would outlive it: those of MPICH outlive a job that is
+    killed, that of Open MPI any process without a launcher. For when all ranks have been through MPI_Init: nobody
+    opens them afterwards, and MPI_Finalize does not miss them."""
+    name = loaded().name
+    if name == MPICH:
+        prefix = MPICH_SEGMENTS
+    elif name == OPEN_MPI and "PMIX_RANK" not in os.environ:
+        prefix = OPEN_MPI_SEGMENTS
+    else:
+        return
+    for name in _mapped():
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
 
 
 def _path() -> Path | None:
