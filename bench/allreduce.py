@@ -72,20 +72,22 @@ class Shared:
         self._round = 0
         self._terms: dict[int, TermsAt] = {}
         for _ in (0, 1):
-            self._bring()
-            self._reducer.slot()[...] = case.mine
+            self._bring(case.mine)
             self.python()
 
-    def _bring(self) -> None:
-        """A reduction takes what it wrote two rounds before for what is brought; a sum finds it as it was."""
+    def _bring(self, mine: np.ndarray | None = None) -> None:
+        """What this rank brings, or for a reduction what that made two rounds before; a sum leaves it as it is."""
         self._reducer.start(*((self._case.group, self._round) if self._momentum else ()))
+        slot = self._reducer.slot()
+        if mine is not None:
+            slot[...] = mine
+        self._reducer.add(self._case.group.rank)
 
     def python(self) -> None:
         """The call that training makes."""
         group = self._case.group
-        self._bring()
-        self._reducer.slot()
-        self._reducer.add(group.rank)
+        if self._momentum:
+            self._bring()
         self._reducer.reduce(group, group.size, self._round, self._update, self._passes)
         self._round += 1
 
