@@ -161,20 +161,24 @@ static int64_t by_slices(Meeting *self, double mu, double rate, shoal_patience *
 }
 
 /* Each has written its arrival before it looks at the others', so the last one sees all. Nobody sleeps on the line of
-   a rank here, but on the hub. */
+   a rank here, but on the hub. Where the last one comes as the deadline passes, nobody is missing and nobody has taken
+   the work yet: this rank asks for it too. */
 static int64_t by_the_last(Meeting *self, double mu, double rate, shoal_patience *patience) {
     Barrier *at = self->barrier;
-    int64_t zero = 0, next = self->sequence + 1;
+    int64_t zero = 0, next = self->sequence + 1, missing;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    int64_t missing = shoal_missing(at->board, at->members, at->count, self->sequence);
-    if (missing < 0 && shoal_claim(self->hub, self->sequence, at->me)) {
-        work(self, mu, rate);
-        shoal_arrive(self->hub, 0, next);
-        return -1;
-    }
-    if (shoal_wait(self->hub, &zero, 1, next, patience) < 0) return -1;
-    missing = shoal_missing(at->board, at->members, at->count, self->sequence);
-    return missing >= 0 ? missing : shoal_claimer(self->hub, self->sequence);
+    do {
+        missing = shoal_missing(at->board, at->members, at->count, self->sequence);
+        if (missing < 0 && shoal_claim(self->hub, self->sequence, at->me)) {
+            work(self, mu, rate);
+            shoal_arrive(self->hub, 0, next);
+            return -1;
+        }
+        if (shoal_wait(self->hub, &zero, 1, next, patience) < 0) return -1;
+        missing = shoal_missing(at->board, at->members, at->count, self->sequence);
+        if (missing < 0) missing = shoal_claimer(self->hub, self->sequence);
+    } while (missing < 0);
+    return missing;
 }
 
 static PyObject *meeting_run(PyObject *object, PyObject *const *args, Py_ssize_t count) {
