@@ -7,6 +7,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready-$(MPI)
 SHOAL  := $(BIN)/shoal
 DEMO   := runs/demo
+# How many tests run at once, each file's in one process: most wait for ranks to start and to end.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Every rank that a test starts would compile every module.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo test test-torch lint unit mpi program test-slurm golden bench bench-peers validate-predictor clean
 
@@ -50,13 +55,13 @@ lint: $(READY)
 	$(BIN)/python tests/module_sizes.py
 
 unit: $(READY)
-	$(BIN)/python -m pytest tests/unit
+	$(PYTEST) tests/unit
 
 mpi: $(READY)
 	$(BIN)/python tests/mpi/run.py 1 2 3 4
 
 program: $(READY)
-	$(BIN)/python -m pytest tests/program
+	$(PYTEST) tests/program
 
 test-slurm: $(READY) .venv-mpich/.ready  ## batch jobs on a real Slurm of emulated nodes; needs root and its packages
 	$(BIN)/python -m pytest -rs tests/slurm

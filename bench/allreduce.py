@@ -111,10 +111,8 @@ class Shared:
     def loops(self) -> Callable[[], Any]:
         """The moves alone, of this rank's slice: it meets nobody."""
         alone = kernels.barrier(numpy_backend().zeros(8, np.int64), (0,), 0)
-        run, count = (
-            kernels.meeting(np, alone, self._moves(self._span(), self._terms[self._round % 2])).run,
-            itertools.count(1, 2),
-        )
+        run = kernels.meeting(np, alone, self._moves(self._span(), self._terms[self._round % 2])).run
+        count = itertools.count(1, 2)
         return lambda: run(next(count), MU, 1.0, 0, 0, 0.0)
 
     def _span(self) -> slice:

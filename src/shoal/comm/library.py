@@ -66,10 +66,10 @@ def forget_segments() -> None:
     """Take the names away of this process's segments that would outlive it: those of MPICH outlive a job that is
     killed, that of Open MPI any process without a launcher. For when all ranks have been through MPI_Init: nobody
     opens them afterwards, and MPI_Finalize does not miss them."""
-    name = loaded().name
-    if name == MPICH:
+    library = loaded().name
+    if library == MPICH:
         prefix = MPICH_SEGMENTS
-    elif name == OPEN_MPI and "PMIX_RANK" not in os.environ:
+    elif library == OPEN_MPI and "PMIX_RANK" not in os.environ:
         prefix = OPEN_MPI_SEGMENTS
     else:
         return
