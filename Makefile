@@ -40,7 +40,7 @@ test: lint unit mpi program  ## all checks and tests
 	@echo "make test: all passed"
 
 test-torch: .venv-torch/.ready  ## the tests that need PyTorch, in an environment that has it
-	.venv-torch/bin/python -m pytest tests/unit/test_*torch*.py tests/unit/test_report_export.py tests/program/test_torch.py
+	.venv-torch/bin/python -m pytest -n $(WORKERS) tests/unit/test_*torch*.py tests/unit/test_report_export.py tests/program/test_torch.py
 
 .venv-torch/.ready: pyproject.toml setup.py $(wildcard kernels/cpu/*)
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
