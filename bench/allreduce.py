@@ -17,6 +17,7 @@ import functools
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,12 @@ from shoal.comm.group import Group
 from shoal.comm.places import HOMES, Sizes
 from shoal.comm.reducer import Passes, Reducer, TermsAt
 from shoal.comm.setting import Setting
-from shoal.comm.shared import NodeMemory, share
+from shoal.comm.shared import BARRIERS, NodeMemory, share
 from shoal.comm.tuning import Tuner
 from shoal.comm.world import World
 
 MU = 0.5
+LATE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Shared:
         def call() -> None:
             k = self._round
             self._round = k + 1
-            while runs[k & 1](2 * k + 1, MU, 1.0, *patience) >= 0:
+            while runs[k & 1](BARRIERS * k + 1, MU, 1.0, *patience) >= 0:
                 pass
 
         return call
@@ -214,11 +216,23 @@ def measure(case: Case, name: str) -> dict[str, Any]:
     python, kernel, wrong = ALGORITHMS[name](case)
     us, bad = [], 0
     for call in (python, kernel()):
+        if name != "floor" and not all(comm.allgather(_waits(case, call))):
+            bad += case.size
         case.world.meet()
         times = timing.durations_ns(call, timing.iterations(n_bytes))
         us.append(timing.microseconds(np.array(comm.allgather(times))))
         bad += sum(comm.allgather(wrong()))
     return timing.row("shoal", name, (n_bytes, case.dtype), case.group.size, (us[1], us[0]), bad)
+
+
+def _waits(case: Case, call: Callable[[], Any]) -> bool:
+    """Whether a call on this rank ends after a late rank has come to it: what was timed was no reduction otherwise."""
+    case.world.meet()
+    start = time.monotonic()
+    if case.world.is_master:
+        time.sleep(LATE_S)
+    call()
+    return time.monotonic() - start > LATE_S / 2
 
 
 def rows(world: World, options: Any) -> Iterator[dict[str, Any]]:
