@@ -76,6 +76,20 @@ def test_any_dtype_and_shape(transport: MpiTransport) -> None:
         assert np.array_equal(received, np.full((2, 3), left))
 
 
+@pytest.mark.parametrize("items", [10, 300_000])
+def test_several_at_once(transport: MpiTransport, items: int) -> None:
+    """Begun in the same order on all ranks, waited for in another one."""
+    right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    received = [np.zeros(items) for _ in range(3)]
+    waits = [
+        transport.begin([(right, np.full(items, 10.0 * transport.rank + n))], [(left, array)])
+        for n, array in enumerate(received)
+    ]
+    for n in (1, 2, 0):
+        waits[n]()
+        assert (received[n] == 10 * left + n).all()
+
+
 def test_collectives(transport: MpiTransport) -> None:
     rank, size = transport.rank, transport.size
     array = np.full(50_000, rank, np.float32)

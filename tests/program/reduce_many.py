@@ -2,7 +2,7 @@
 
 Each reduces float32 contributions of SIZE numbers, one learner a rank, in the node's shared memory where there is
 some, and keeps the mean. "MPI_Allreduce" is the library's own, bare. Of several tries the time is the median of the
-slowest rank's, and `link_bytes` what one try sends from the first host.
+slowest rank's, from when the contributions are in their place, and `link_bytes` what one try sends from the first host.
 """
 
 from __future__ import annotations
@@ -36,11 +36,16 @@ def sent_bytes() -> int:
     return 0
 
 
-def timed(world: World, tries: int, reduce: Callable[[], None]) -> tuple[float, float]:
-    """(seconds, bytes sent from this host) of one call."""
+Call = Callable[[], None]
+
+
+def timed(world: World, tries: int, bring: Call, reduce: Call) -> tuple[float, float]:
+    """(seconds, bytes sent from this host) of one call of `reduce`."""
+    bring()
     reduce()
     times, before = [], 0
     for _ in range(tries):
+        bring()
         world.comm.Barrier()
         before = before or sent_bytes()
         start = time.perf_counter()
@@ -54,17 +59,19 @@ def contribution(world: World, size: int) -> np.ndarray:
     return (np.arange(size) % 251 + world.rank).astype(np.float32)
 
 
-def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Callable[[], None]:
-    """One reduction by shoal."""
+def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> tuple[Call, Call]:
+    """What brings a contribution, and one reduction by shoal."""
     tuner = Tuner(reproducible=False, algorithm=algorithm, links=made["links"])
     memory, mine = made["memory"], contribution(world, size)
     reducer = Reducer(world.backend, size, np.float32, tuner, memory)
 
-    def reduce() -> None:
-        out = memory.versions[made["round"] % 2]["anchor"]
+    def bring() -> None:
         reducer.start(made["group"], made["round"] + 1)
         reducer.slot()[...] = mine
         reducer.add(world.order.index(world.rank))
+
+    def reduce() -> None:
+        out = memory.versions[made["round"] % 2]["anchor"]
         made["round"] += 1
 
         def keep(span: slice, terms: TermsAt) -> None:
@@ -74,7 +81,13 @@ def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> Cal
         reducer.reduce(made["group"], world.size, made["round"], keep)
         assert out[size // 2] == size // 2 % 251 + (world.size - 1) / 2
 
-    return reduce
+    return bring, reduce
+
+
+def mpis(world: World, size: int) -> tuple[Call, Call]:
+    """The same by MPI, in place."""
+    mine, array = contribution(world, size), np.empty(size, np.float32)
+    return lambda: np.copyto(array, mine), lambda: world.comm.Allreduce(MPI.IN_PLACE, array)
 
 
 def main(size: int, tries: int, algorithms: list[str]) -> None:
@@ -85,11 +98,8 @@ def main(size: int, tries: int, algorithms: list[str]) -> None:
         memory = OwnMemory(world.backend, sizes)
     made = {"memory": memory, "links": measure(world), "group": world.group(world.order), "round": 0}
     for algorithm in algorithms:
-        reduce = shoals(world, size, algorithm, made) if algorithm != "MPI_Allreduce" else None
-        if reduce is None:
-            array = contribution(world, size)
-            reduce = lambda array=array: world.comm.Allreduce(MPI.IN_PLACE, array)  # noqa: E731
-        seconds, n_bytes = timed(world, tries, reduce)
+        calls = mpis(world, size) if algorithm == "MPI_Allreduce" else shoals(world, size, algorithm, made)
+        seconds, n_bytes = timed(world, tries, *calls)
         if world.is_master:
             row = {"algorithm": algorithm, "nodes": world.nodes, "seconds": seconds, "link_bytes": n_bytes}
             print(json.dumps({**row, "links": str(made["links"])}), flush=True)

@@ -13,6 +13,7 @@ from test_tree import random_vectors, tree_sum
 from threads import ThreadTransport, on_ranks
 
 from shoal.backend import numpy_backend
+from shoal.comm import hierarchical
 from shoal.comm.algorithms import cost
 from shoal.comm.hierarchical import Carrier
 from shoal.comm.setting import Setting
@@ -29,6 +30,7 @@ class Nodes:
         ends = list(accumulate(counts))
         self.ranks = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         self.shown: list[list[np.ndarray]] = [[] for _ in range(ends[-1])]
+        self._states: dict[int, np.ndarray] = {}
         self._meeting = threading.Barrier(ends[-1], timeout=20.0)
 
     def reduce(self, transport: ThreadTransport, values: list[np.ndarray]) -> tuple[bytes, int, int]:
@@ -47,15 +49,26 @@ class Nodes:
             self.shown[transport.rank] = sums.parts
             self._meeting.wait()
             parts = [part for rank in here for part in self.shown[rank]]
-            carrier(parts, 1 / learners)
+            state = self._states.setdefault(here.start, np.empty(size, dtype))
+
+            def take(at: slice, parts: list[np.ndarray] = parts, state: np.ndarray = state) -> None:
+                state[at] = parts[0][at]
+                for part in parts:  # as training does, whose next state lies there
+                    part[at] = np.nan
+
+            carrier(parts, 1 / learners, take)
             self._meeting.wait()
-            mean = parts[0].tobytes()
+            mean = state.tobytes()
             self._meeting.wait()
         return mean, len(transport.sent), sum(numbers for _, numbers in transport.sent)
 
 
+@pytest.mark.parametrize("section_bytes", [hierarchical._SECTION_BYTES, 200])
 @pytest.mark.parametrize("counts", LAYOUTS, ids=str)
-def test_it_is_the_tree_bit_for_bit_over_any_nodes(counts: tuple[int, ...]) -> None:
+def test_it_is_the_tree_bit_for_bit_over_any_nodes(
+    counts: tuple[int, ...], section_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hierarchical, "_SECTION_BYTES", section_bytes)
     ranks = sum(counts)
     for learners in [p for p in range(ranks, 18) if len(blocks(p, ranks)) == ranks]:
         for size in (0, 1, 33, 500) if learners % 5 == 0 else (100,):

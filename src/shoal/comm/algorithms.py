@@ -51,7 +51,8 @@ def make(name: str, setting: Setting) -> Allreduce:
 @dataclass(frozen=True)
 class Cost:
     """What an allreduce sends. steps: exchanges one after another; messages, numbers: sent by the rank that sends
-    most; crossing: numbers that leave the node that sends most, about, for nodes of equal size."""
+    most; crossing: numbers that leave the node that sends most, about, for nodes of equal size. The sections of a long
+    vector (hierarchical) count as one, since all but the first hide behind one another."""
 
     steps: float
     messages: float

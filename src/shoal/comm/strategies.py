@@ -95,7 +95,7 @@ class OnNode:
 
 
 class OverNodes:
-    """Several nodes with shared memory: the mean is made in each (hierarchical), then each updates its state."""
+    """Several nodes with shared memory: the mean is made in each, and taken into the state section by section."""
 
     def __init__(self, memory: NodeMemory, group: Group, setting: Setting, nodes: Sequence[range]) -> None:
         self._meeting = _Meeting(memory, group, setting.size)
@@ -107,9 +107,8 @@ class OverNodes:
         """As `Strategy`."""
         meeting = self._meeting
         parts, arrays = meeting.contributions(sums, round)
-        self._carrier(arrays(), self._scale)
-        meeting.barrier(round, 2)
-        update(meeting.span, self._terms(parts[:1], lambda: arrays()[:1]))
+        mean = self._terms(parts[:1], lambda: arrays()[:1])
+        self._carrier(arrays(), self._scale, lambda at: update(at, mean))
         meeting.barrier(round, 3)
 
 

@@ -1,7 +1,7 @@
 """Moving arrays between the ranks of one communicator: the only primitive that algorithms are written in.
 
-`exchange` posts all receives and sends of one step and waits for them together. Algorithms written in it run
-on MPI, and on threads in a unit test.
+`exchange` posts all receives and sends of one step and waits for them together; `begin` lets other work be done
+meanwhile. Algorithms written in them run on MPI, and on threads in a unit test.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Transport(Protocol):
         Between two ranks messages match in the order given. Empty arrays are not sent. Raises DeadlineError naming the
         ranks that are missing."""
 
+    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """As `exchange`, but returns at once, with the call that waits. Until then what is sent must not be written,
+        and what is received neither read nor written."""
+
 
 class MpiTransport:
     """A Transport over an mpi4py communicator of its own; `names` are the world ranks, for messages."""
@@ -51,13 +55,17 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self.names = tuple(names)
         self._waiter = waiter
-        self._abandoned: list[Any] = []
+        self._unfinished: list[Any] = []
         self._posted: list[tuple[Any, np.ndarray]] = []
         self._backend = backend
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        self.begin(sends, receives)()
+
+    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         self._backend.synchronize()
         requests: list[tuple[int, Any]] = []
+        self.keep(requests)
         with lost_ranks(self.comm, self.keep, requests):
             requests += [(peer, self.comm.Irecv(p, peer, _TAG)) for peer, array in receives for p in _pieces(array)]
             for peer, array in sends:
@@ -65,7 +73,13 @@ class MpiTransport:
                     self.post(peer, array)
                 else:
                     requests += [(peer, self.comm.Isend(p, peer, _TAG)) for p in _pieces(array)]
-            self._wait(requests)
+
+        def finish() -> None:
+            with lost_ranks(self.comm, self.keep, requests):
+                self._wait(requests)
+            self._unfinished = [one for one in self._unfinished if one is not requests]
+
+        return finish
 
     def post(self, peer: int, array: Array, tag: int = _TAG) -> None:
         """Send a copy of a small array, and wait for nobody."""
@@ -87,14 +101,13 @@ class MpiTransport:
 
     def keep(self, unfinished: Any) -> None:
         """MPI may still write to the arrays of what did not complete: keep them alive."""
-        self._abandoned.append(unfinished)
+        self._unfinished.append(unfinished)
 
     def _wait(self, requests: Sequence[tuple[int, Any]]) -> None:
         pending = [request for _, request in requests]
         test = type(pending[0]).Testall if pending else (lambda _: True)
 
         def missing() -> str:
-            self.keep(requests)
             late = {self.names[peer] for peer, request in requests if not request.Test()}
             return f"world rank {', '.join(map(str, sorted(late)))}"
 
@@ -139,7 +152,10 @@ class Subset:
         self.size = len(self._members)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        self._parent.exchange(
+        self.begin(sends, receives)()
+
+    def begin(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        return self._parent.begin(
             [(self._members[peer], array) for peer, array in sends],
             [(self._members[peer], array) for peer, array in receives],
         )

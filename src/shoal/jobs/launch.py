@@ -122,6 +122,8 @@ def _open_mpi_defaults(library: Library, own: Path) -> dict[str, str]:
     if int(library.version.split(".")[0]) >= 5:
         defaults["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         defaults["PRTE_MCA_prte_local_tmpdir_base"] = str(own)
+        # Else its TCP sends a large message at one go, and what a peer needs to begin to send waits behind it.
+        defaults["OMPI_MCA_btl_tcp_flags"] = "send"
     else:
         defaults["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"  # threads that spawn ranks wait inside MPI, beside training
