@@ -1,8 +1,9 @@
 """A rank that times reductions: `reduce_many.py SIZE TRIES ALGORITHM...`, printing one JSON line an algorithm.
 
 Each reduces float32 contributions of SIZE numbers, one learner a rank, in the node's shared memory where there is
-some, and keeps the mean. "MPI_Allreduce" is the library's own, bare. Of several tries the time is the median of the
-slowest rank's, from when the contributions are in their place, and `link_bytes` what one try sends from the first host.
+some, and keeps the mean. "MPI_Allreduce" is the library's own, bare, and "MPI_Allreduce+mean" keeps the mean too. Of
+several tries the time is the median of the slowest rank's, from when the contributions are in their place, and
+`link_bytes` what one try sends from the first host.
 """
 
 from __future__ import annotations
@@ -84,10 +85,16 @@ def shoals(world: World, size: int, algorithm: str, made: dict[str, Any]) -> tup
     return bring, reduce
 
 
-def mpis(world: World, size: int) -> tuple[Call, Call]:
+def mpis(world: World, size: int, mean: bool) -> tuple[Call, Call]:
     """The same by MPI, in place."""
-    mine, array = contribution(world, size), np.empty(size, np.float32)
-    return lambda: np.copyto(array, mine), lambda: world.comm.Allreduce(MPI.IN_PLACE, array)
+    mine, array, kept = contribution(world, size), np.empty(size, np.float32), np.zeros(size, np.float32)
+
+    def reduce() -> None:
+        world.comm.Allreduce(MPI.IN_PLACE, array)
+        if mean:
+            np.multiply(array, np.float32(1 / world.size), out=kept)
+
+    return lambda: np.copyto(array, mine), reduce
 
 
 def main(size: int, tries: int, algorithms: list[str]) -> None:
@@ -98,7 +105,8 @@ def main(size: int, tries: int, algorithms: list[str]) -> None:
         memory = OwnMemory(world.backend, sizes)
     made = {"memory": memory, "links": measure(world), "group": world.group(world.order), "round": 0}
     for algorithm in algorithms:
-        calls = mpis(world, size) if algorithm == "MPI_Allreduce" else shoals(world, size, algorithm, made)
+        name, _, mean = algorithm.partition("+")
+        calls = mpis(world, size, bool(mean)) if name == "MPI_Allreduce" else shoals(world, size, algorithm, made)
         seconds, n_bytes = timed(world, tries, *calls)
         if world.is_master:
             row = {"algorithm": algorithm, "nodes": world.nodes, "seconds": seconds, "link_bytes": n_bytes}

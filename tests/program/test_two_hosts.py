@@ -15,7 +15,7 @@ from two_hosts import TwoHosts
 from shoal.comm.library import OPEN_MPI, loaded
 
 SIZE = 11_000_000
-ALGORITHMS = ("hierarchical", "MPI_Allreduce", "native", "exchange", "ring", "rabenseifner")
+ALGORITHMS = ("hierarchical", "MPI_Allreduce", "MPI_Allreduce+mean", "native", "exchange", "ring", "rabenseifner")
 
 
 @pytest.fixture(scope="module")
