@@ -55,7 +55,7 @@ class MpiTransport:
         self.size: int = comm.Get_size()
         self.names = tuple(names)
         self._waiter = waiter
-        self._unfinished: list[Any] = []
+        self._unfinished: dict[int, Any] = {}
         self._posted: list[tuple[Any, np.ndarray]] = []
         self._backend = backend
 
@@ -77,7 +77,7 @@ class MpiTransport:
         def finish() -> None:
             with lost_ranks(self.comm, self.keep, requests):
                 self._wait(requests)
-            self._unfinished = [one for one in self._unfinished if one is not requests]
+            del self._unfinished[id(requests)]
 
         return finish
 
@@ -101,7 +101,7 @@ class MpiTransport:
 
     def keep(self, unfinished: Any) -> None:
         """MPI may still write to the arrays of what did not complete: keep them alive."""
-        self._unfinished.append(unfinished)
+        self._unfinished[id(unfinished)] = unfinished
 
     def _wait(self, requests: Sequence[tuple[int, Any]]) -> None:
         pending = [request for _, request in requests]
