@@ -216,7 +216,8 @@ def measure(case: Case, name: str) -> dict[str, Any]:
     python, kernel, wrong = ALGORITHMS[name](case)
     us, bad = [], 0
     for call in (python, kernel()):
-        if name != "floor" and not all(comm.allgather(_waits(case, call))):
+        waits = [_waits(case, call, late) for late in range(case.group.size)]
+        if name != "floor" and not all(comm.allgather(all(waits))):
             bad += case.size
         case.world.meet()
         times = timing.durations_ns(call, timing.iterations(n_bytes))
@@ -225,11 +226,11 @@ def measure(case: Case, name: str) -> dict[str, Any]:
     return timing.row("shoal", name, (n_bytes, case.dtype), case.group.size, (us[1], us[0]), bad)
 
 
-def _waits(case: Case, call: Callable[[], Any]) -> bool:
-    """Whether a call on this rank ends after a late rank has come to it: what was timed was no reduction otherwise."""
+def _waits(case: Case, call: Callable[[], Any], late: int) -> bool:
+    """Whether a call here ends after the rank `late` has come to it: what was timed was no reduction otherwise."""
     case.world.meet()
     start = time.monotonic()
-    if case.world.is_master:
+    if case.group.rank == late:
         time.sleep(LATE_S)
     call()
     return time.monotonic() - start > LATE_S / 2
